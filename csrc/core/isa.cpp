@@ -1,0 +1,97 @@
+#include "core/isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace noria {
+
+#define NORIA_DECLARE(level)                                                                        \
+  namespace level {                                                                                 \
+  extern const LinearKernels linear_kernels;                                                        \
+  extern const ElementwiseKernels elementwise_kernels;                                              \
+  extern const AttentionKernels attention_kernels;                                                  \
+  extern const SamplingKernels sampling_kernels;                                                    \
+  static const Kernels table = {#level, &linear_kernels, &elementwise_kernels, &attention_kernels,  \
+                                &sampling_kernels};                                                 \
+  }
+
+#ifdef NORIA_HAS_baseline
+NORIA_DECLARE(baseline)
+#endif
+#ifdef NORIA_HAS_avx2
+NORIA_DECLARE(avx2)
+#endif
+#ifdef NORIA_HAS_avx512
+NORIA_DECLARE(avx512)
+#endif
+#ifdef NORIA_HAS_avx512_bf16
+NORIA_DECLARE(avx512_bf16)
+#endif
+#ifdef NORIA_HAS_neon
+NORIA_DECLARE(neon)
+#endif
+#ifdef NORIA_HAS_neon_i8mm
+NORIA_DECLARE(neon_i8mm)
+#endif
+
+static std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#ifdef NORIA_HAS_baseline
+  found.push_back(&baseline::table);
+#endif
+#ifdef NORIA_HAS_avx2
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx2) found.push_back(&avx2::table);
+#endif
+#ifdef NORIA_HAS_avx512
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vnni");
+  if (avx512) found.push_back(&avx512::table);
+#endif
+#ifdef NORIA_HAS_avx512_bf16
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512_bf16::table);
+#endif
+#else
+#ifdef NORIA_HAS_baseline
+  found.push_back(&baseline::table);
+#endif
+#ifdef NORIA_HAS_neon
+  found.push_back(&neon::table);
+#endif
+#endif
+  return found;
+}
+
+static const Kernels* chosen = nullptr;
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Kernels* table : usable()) names.push_back(table->name);
+  return names;
+}
+
+void select_isa(const std::string& name) {
+  std::string known;
+  for (const Kernels* table : usable()) {
+    if (name == table->name) {
+      chosen = table;
+      return;
+    }
+    known += std::string(known.empty() ? "" : ", ") + table->name;
+  }
+  throw std::invalid_argument("ISA level '" + name + "' is not available here; choose one of: " + known);
+}
+
+const Kernels& kernels() {
+  if (!chosen) {
+    const char* forced = std::getenv("NORIA_ISA");
+    if (forced && *forced) select_isa(forced);
+    else chosen = usable().back();
+  }
+  return *chosen;
+}
+
+}  // namespace noria

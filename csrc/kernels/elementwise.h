@@ -1,0 +1,11 @@
+// Kernel table of ops/elementwise: one instance per ISA level. No threads, no allocation: one call is one tile or row.
+#pragma once
+#include "core/types.h"
+
+namespace noria {
+
+struct ElementwiseKernels {
+  int placeholder;
+};
+
+}  // namespace noria

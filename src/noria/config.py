@@ -1,0 +1,148 @@
+"""The resolved configuration: frozen once, handed out in parts, never passed around whole.
+
+Owns defaults and ranges. Flags and files are read by `cli`; sizes that depend on the machine or the model
+(number of blocks, context length) are resolved by the worker and reported back, not guessed here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from noria.errors import ConfigError
+
+Dtype = Literal["auto", "f32", "bf16"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+CacheDtype = Literal["auto", "f32", "bf16", "int8"]
+Policy = Literal["fcfs", "priority"]
+ReclaimStrategy = Literal["lru", "fifo", "random"]
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to load and how to hold it.
+
+    Attributes:
+        model: short name, repository id, directory or GGUF file, as the user wrote it.
+        dtype: arithmetic of unquantised weights. f32 dequantises every file: the exact mode.
+        quantization: scheme that weights are converted to on load; auto keeps what the file stores.
+        max_model_len: most tokens of prompt and output together; None: what the model was made for.
+        generation_config: take sampling defaults and end tokens from `generation_config.json`.
+    """
+
+    model: str
+    dtype: Dtype = "auto"
+    quantization: Quantization = "auto"
+    max_model_len: int | None = None
+    generation_config: bool = True
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KV cache.
+
+    Attributes:
+        dtype: auto is the smallest that costs under 0.5 % perplexity.
+        block_size: tokens per block.
+        num_blocks: None: as many as `memory_utilization` of the available memory allows, within what
+            `max_num_seqs` requests of full length could use.
+        memory_utilization: share of available memory for weights and cache, in (0, 1].
+        layout: paged, or contiguous: one reserved region per running request (the reference; no sharing).
+        reclaim_strategy, reclaim_ratio: which cached blocks are given up, and what share of the pool at a time.
+    """
+
+    dtype: CacheDtype = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_utilization: float = 0.9
+    prefix_caching: bool = True
+    layout: Literal["paged", "contiguous"] = "paged"
+    reclaim_strategy: ReclaimStrategy = "lru"
+    reclaim_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (8, 16, 32, 64, 128):
+            raise ConfigError(f"must be 8, 16, 32, 64 or 128, got {self.block_size}", "--block-size")
+        _in_range("--num-blocks", self.num_blocks, 1, 2**31 - 1)
+        _share("--gpu-memory-utilization", self.memory_utilization)
+        _share("reclaim_ratio", self.reclaim_ratio)
+
+
+class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Batching.
+
+    Attributes:
+        max_num_seqs: most running requests.
+        max_num_batched_tokens: token budget of one step.
+        max_queued_requests: most waiting requests before 429.
+        continuous: False: static batching, the baseline.
+        static_timeout: seconds that an incomplete static batch waits for more requests.
+        in_flight_depth: steps planned ahead of their results; 1 is synchronous.
+        max_preemptions: times that one request may be preempted before it is no longer chosen.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 1024
+    max_queued_requests: int = 1024
+    policy: Policy = "fcfs"
+    continuous: bool = True
+    static_timeout: float = 0.1
+    in_flight_depth: int = 1
+    max_preemptions: int = 8
+
+    def __post_init__(self) -> None:
+        _in_range("--max-num-seqs", self.max_num_seqs, 1, 1024)
+        _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 65536)
+        _in_range("--max-queued-requests", self.max_queued_requests, 1, 1_000_000)
+        _in_range("in_flight_depth", self.in_flight_depth, 1, 2)
+
+
+class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the model runs. `threads` None: one per physical core within affinity and cgroup limits."""
+
+    backend: Literal["cpu", "reference"] = "cpu"
+    threads: int | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        _in_range("--threads", self.threads, 1, 1024)
+        for flag, size in (
+            ("--tensor-parallel-size", self.tensor_parallel_size),
+            ("--pipeline-parallel-size", self.pipeline_parallel_size),
+        ):
+            _in_range(flag, size, 1, 1024)
+            if size > 1:
+                raise ConfigError(f"{size} is not yet possible: Noria runs on one rank so far; leave it at 1", flag)
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that an engine process is started with."""
+
+    model: ModelOptions
+    cache: CacheOptions = CacheOptions()
+    scheduler: SchedulerOptions = SchedulerOptions()
+    device: DeviceOptions = DeviceOptions()
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP side. Sizes in bytes; `api_keys` empty: open to all."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str | None = None
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 8 * 1024 * 1024
+    chat_template: str | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    drain_timeout: float = 30.0
+
+
+def _in_range(flag: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"must be in {low}…{high}, got {value}", flag)
+
+
+def _share(flag: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ConfigError(f"must be above 0 and at most 1, got {value}", flag)

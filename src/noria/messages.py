@@ -1,0 +1,162 @@
+"""What the API process and the engine process say to each other.
+
+msgspec structs, encoded as msgpack arrays, never pickled. Columns are little-endian bytes (`int32`, `int64`, `float32`)
+so that one message per step is a few buffers whatever the number of requests. Knows nothing of sockets or engines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from noria.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of a client. Both sides refuse a `build_id` that is not their own."""
+
+    build_id: str
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only=True):
+    """One prompt to be continued once.
+
+    Attributes:
+        request_id: unique within the client's life.
+        prompt_ids: int32 column.
+        received_ids: int32 column; output tokens of an earlier life of this request. They are already valid output:
+            penalties, lengths and random positions go on from them, and they are not reported again.
+        params: `n` is 1 and `seed` and `max_tokens` are set (the API process drew or resolved them).
+        stop_ids: tokens that end the output: the model's end tokens unless `ignore_eos`, and `stop_token_ids`.
+        choice: index among the n choices of the user's request; part of the random key.
+        group: equal for the choices of one user request; they share prompt blocks, the last partial one by copy.
+        priority: smaller runs first under the priority policy.
+        salt: prefix blocks are shared only between requests of one salt.
+        arrival: seconds, `time.time()`.
+    """
+
+    request_id: int
+    prompt_ids: bytes
+    params: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    received_ids: bytes = b""
+    choice: int = 0
+    group: int = 0
+    priority: int = 0
+    salt: str = ""
+    arrival: float = 0.0
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Forget these requests and free their blocks. Unknown ids are ignored; no output follows for them."""
+
+    request_ids: tuple[int, ...]
+
+
+class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
+    """`drain`: finish what runs, then exit. `shutdown`: exit now. `reset_prefix_cache`: forget cached blocks.
+    `stats`: answer with an empty StepOutputs that carries fresh statistics."""
+
+    action: Literal["drain", "shutdown", "reset_prefix_cache", "stats"]
+
+
+ToEngine = Hello | Submit | Abort | Control
+
+
+class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
+    """First message of an engine: what it resolved for this machine and model."""
+
+    build_id: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    backend: str
+    isa: str
+    threads: int
+    weights: str  # schemes in use, for people: "int4 + bf16"
+    cache_dtype: str
+    weight_bytes: int
+    cache_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """First and last message of an engine that cannot start. `field` as in ConfigError."""
+
+    message: str
+    field: str | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """The one end of a request. `stop_id`: the token that ended it (it is the last one in `tokens`).
+    Times are seconds since arrival at the engine; `cached_tokens`: prompt tokens taken from the prefix cache."""
+
+    request_id: int
+    reason: FinishReason
+    stop_id: int | None = None
+    message: str | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+    queued_seconds: float = 0.0
+
+
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
+    """State after a step. Counters (`*_total`) only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    held_blocks: int = 0
+    total_blocks: int = 0
+    steps_total: int = 0
+    preemptions_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_queries_total: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits_total: int = 0  # of those, found
+    step_seconds_total: float = 0.0
+    plan_seconds_total: float = 0.0
+
+
+class LogProbs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of consecutive tokens of one request, in the order of its tokens.
+
+    Attributes:
+        tokens: int32 column [t]. chosen: float32 column [t]. ranks: int32 column [t], 1 is the most likely.
+        top_ids: int32 column [t, k], top: float32 column [t, k], both most likely first.
+    """
+
+    k: int
+    tokens: bytes
+    chosen: bytes
+    ranks: bytes
+    top_ids: bytes
+    top: bytes
+
+
+class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", kw_only=True):
+    """All that one step has for one client.
+
+    Attributes:
+        request_ids: int64 column [r]; counts: int32 column [r], tokens of each; tokens: int32 column [sum of counts].
+        logprobs: request id → log-probabilities of its tokens in this message, for those who asked.
+        prompt_logprobs: request id → log-probabilities of prompt tokens 1 … computed in this step.
+    """
+
+    step: int
+    request_ids: bytes = b""
+    counts: bytes = b""
+    tokens: bytes = b""
+    finished: tuple[Finished, ...] = ()
+    logprobs: dict[int, LogProbs] = {}
+    prompt_logprobs: dict[int, LogProbs] = {}
+    stats: EngineStats = EngineStats()
+
+
+FromEngine = EngineInfo | Refused | StepOutputs

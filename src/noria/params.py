@@ -1,0 +1,129 @@
+"""How one request is sampled: the frozen, validated form behind every API.
+
+Owns the limits of each parameter. Knows nothing of HTTP, tokenisers or kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from noria.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024  # characters
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_N = 128
+MAX_SEED = 2**64 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request. Construction validates; an instance is always valid.
+
+    Attributes:
+        temperature: 0 is greedy; at most 2... values in [0, 100] are accepted, as the field's servers do.
+        top_p: nucleus mass in (0, 1].
+        top_k: keep the k most likely tokens; 0 or -1 keeps all.
+        min_p: drop tokens below this share of the most likely one's probability, in [0, 1].
+        seed: 0 … 2**64 - 1; None lets the server draw one.
+        n: number of choices. Fanned out before the engine, where n is always 1.
+        max_tokens: most tokens to generate; None: whatever the context leaves. 0 only with `prompt_logprobs`.
+        min_tokens: end tokens and stop strings are impossible before that many tokens.
+        stop: strings that end the output and are cut from it.
+        stop_token_ids: tokens that end the output, beside the model's own end tokens.
+        ignore_eos: the model's end tokens do not end the output.
+        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in prompt or output.
+        frequency_penalty, presence_penalty: in [-2, 2]; over output tokens.
+        logit_bias: token id → addend in [-100, 100].
+        logprobs: None, or how many of the most likely alternatives to report beside the chosen token (0 … 20).
+        prompt_logprobs: the same for each prompt token.
+        skip_special_tokens: leave control tokens out of the text.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _number(self, "temperature", 0.0, 100.0)
+        _number(self, "top_p", 0.0, 1.0, exclusive_low=True)
+        _number(self, "min_p", 0.0, 1.0)
+        _number(self, "repetition_penalty", 0.0, 100.0, exclusive_low=True)
+        _number(self, "frequency_penalty", -2.0, 2.0)
+        _number(self, "presence_penalty", -2.0, 2.0)
+        _integer(self, "top_k", -1, 2**31 - 1)
+        _integer(self, "n", 1, MAX_N)
+        _integer(self, "min_tokens", 0, 2**31 - 1)
+        for name, low, high in (
+            ("seed", 0, MAX_SEED),
+            ("max_tokens", 0, 2**31 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            if getattr(self, name) is not None:
+                _integer(self, name, low, high)
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidRequestError("max_tokens must be at least 1 (0 is only allowed with echo and logprobs)", "max_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        self._check_stop()
+        self._check_bias()
+
+    def _check_stop(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequestError(f"stop: at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop: an empty string would stop everything; leave it out", "stop")
+        if any(len(text) > MAX_STOP_LENGTH for text in self.stop):
+            raise InvalidRequestError(f"stop: a string is longer than {MAX_STOP_LENGTH} characters", "stop")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequestError(f"stop_token_ids: at most {MAX_STOP_TOKEN_IDS} ids", "stop_token_ids")
+
+    def _check_bias(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidRequestError(f"logit_bias: at most {MAX_LOGIT_BIAS} entries", "logit_bias")
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
+                raise InvalidRequestError(f"logit_bias: {bias} for token {token} is outside -100…100", "logit_bias")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+def _number(
+    params: SamplingParams, name: str, low: float, high: float, exclusive_low: bool = False
+) -> None:
+    value: Any = getattr(params, name)
+    good = isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
+    if not good or (exclusive_low and value <= low):
+        opening = "(" if exclusive_low else "["
+        raise InvalidRequestError(f"{name} must be in {opening}{low:g}, {high:g}], got {value!r}", name)
+
+
+def _integer(params: SamplingParams, name: str, low: int, high: int) -> None:
+    value: Any = getattr(params, name)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} must be an integer in [{low}, {high}], got {value!r}", name)
