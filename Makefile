@@ -1,0 +1,62 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# The environment lives in .venv; stamps keep a second call quick.
+PYTHON ?= python3
+MODEL  ?= smollm2
+PORT   ?= 8000
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+# pip prints its own log only when it fails.
+QUIET   = > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+
+.PHONY: serve test check parity bench clean
+.DELETE_ON_ERROR:
+
+serve: $(VENV)/.core
+	@$(BIN)/noria serve $(MODEL) --port $(PORT)
+
+test: check
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check src tests benchmarks tools
+	@$(BIN)/ruff format --check -q src tests benchmarks tools
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports > $(VENV)/lint.log 2>&1 || { cat $(VENV)/lint.log; exit 1; }
+	@$(BIN)/python tools/check_sizes.py
+
+# Live against transformers and PyTorch, in an environment of its own; rewrites the stored outputs that `make test` checks.
+parity: .venv-parity/.ready
+	@.venv-parity/bin/python tests/parity/make_oracle.py
+
+bench: $(VENV)/.core
+	@$(BIN)/python benchmarks/run_presets.py --model $(MODEL)
+
+clean:
+	rm -rf $(VENV) .venv-parity build
+
+$(VENV)/bin/python:
+	@echo "Making the environment in $(VENV) …"
+	@$(PYTHON) -c 'import sys; sys.exit("Noria needs Python 3.10 or later, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(NATIVE) | $(VENV)/bin/python
+	@echo "Building Noria's kernels and installing it (a minute or two the first time) …"
+	@{ $(BIN)/pip install "scikit-build-core>=0.10" "nanobind>=2.4" ninja && \
+	   { command -v cmake > /dev/null || $(BIN)/pip install "cmake>=3.20"; } && \
+	   PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --no-build-isolation -e . ; } $(QUIET)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "Installing what the tests need …"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --no-build-isolation -e '.[dev]' $(QUIET)
+	@touch $@
+
+# torch is pinned: an unpinned one downloads several GB of CUDA.
+.venv-parity/.ready: $(VENV)/.dev
+	@echo "Making the parity environment in .venv-parity (PyTorch, transformers) …"
+	@$(PYTHON) -m venv .venv-parity
+	@.venv-parity/bin/pip install -q torch==2.13.0 transformers
+	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q --no-build-isolation '.[dev]'
+	@touch $@
