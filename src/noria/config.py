@@ -19,6 +19,16 @@ Policy = Literal["fcfs", "priority"]
 ReclaimStrategy = Literal["lru", "fifo", "random"]
 
 
+def _in_range(flag: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"must be in {low}…{high}, got {value}", flag)
+
+
+def _share(flag: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ConfigError(f"must be above 0 and at most 1, got {value}", flag)
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to load and how to hold it.
 
@@ -136,13 +146,3 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0
-
-
-def _in_range(flag: str, value: int | None, low: int, high: int) -> None:
-    if value is not None and not low <= value <= high:
-        raise ConfigError(f"must be in {low}…{high}, got {value}", flag)
-
-
-def _share(flag: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ConfigError(f"must be above 0 and at most 1, got {value}", flag)
