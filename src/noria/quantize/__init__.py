@@ -1,0 +1,1 @@
+"""How weights are stored: the choice of a scheme per tensor, and round-to-nearest quantisation."""

@@ -1,0 +1,75 @@
+"""Which scheme a weight is held in: from what the user asked for and what the file stores.
+
+Owns the defaults (grouping of int8 and int4, cache type), settled by measurement: `benchmarks/results/`. The
+arithmetic is that of `noria.backends.rtn`, given out here again for the floors above. Knows nothing of packing.
+"""
+
+from __future__ import annotations
+
+from noria.backends.base import CacheType, DenseSource, GroupedSource, Scheme, WeightSource
+from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, regroup, round_bf16
+from noria.config import CacheDtype, ModelOptions
+
+__all__ = [
+    "choose_cache_type",
+    "choose_scheme",
+    "default_int4_group",
+    "default_int8_group",
+    "dequantise_source",
+    "quantise_int4",
+    "quantise_int8",
+    "regroup",
+    "round_bf16",
+]
+
+FLOAT_FILES = frozenset({"f32", "f16", "bf16"})  # ModelConfig.stored_dtype of files that are not quantised
+
+
+def default_int8_group(k: int) -> int:
+    """Products per scale of an int8 weight with k columns. The last group may be short."""
+    return min(64, k)
+
+
+def default_int4_group(k: int) -> int:
+    """Columns per scale when a weight is converted to int4: as fine as Q4_0 and Q4_1 files are."""
+    return min(32, k)
+
+
+def choose_cache_type(asked: CacheDtype) -> CacheType:
+    """The KV cache's type; auto is the smallest whose cost in perplexity was measured below 0.5 %."""
+    return "bf16" if asked == "auto" else asked
+
+
+def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str) -> Scheme:
+    """The scheme of one weight of a product.
+
+    Args:
+        source: the weight as the loader gives it.
+        options: `--quantization` wins; under auto, `--dtype f32` dequantises everything; else the file decides.
+        stored_dtype: `ModelConfig.stored_dtype`. In a quantised file a dense float32 source is a type that the schemes
+            do not hold as it is (Q5_0, Q6_K …), dequantised by the loader.
+
+    Returns:
+        Dense weights in `--dtype` (auto: bf16), 4-bit groups as int4 exactly as stored, 8-bit groups and the other
+        quantised types as int8 in the default grouping.
+    """
+    k = source.shape[1]
+    if options.quantization == "none" or (options.quantization == "auto" and options.dtype == "f32"):
+        return _dense(options)
+    if options.quantization == "int8":
+        return Scheme("int8", default_int8_group(k))
+    if isinstance(source, GroupedSource) and source.bits == 4:
+        return Scheme("int4", min(source.group, k))
+    if options.quantization == "int4":
+        return Scheme("int4", default_int4_group(k))
+    return Scheme("int8", default_int8_group(k)) if _quantised(source, stored_dtype) else _dense(options)
+
+
+def _quantised(source: WeightSource, stored_dtype: str) -> bool:
+    if isinstance(source, DenseSource):
+        return stored_dtype.lower() not in FLOAT_FILES and source.values.dtype == "float32"
+    return True
+
+
+def _dense(options: ModelOptions) -> Scheme:
+    return Scheme("f32" if options.dtype == "f32" else "bf16")
