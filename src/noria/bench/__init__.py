@@ -1,0 +1,1 @@
+"""Benchmarks: workloads as data, a load generator for any OpenAI-compatible server, the same in process, reports."""
