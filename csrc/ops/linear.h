@@ -35,6 +35,8 @@ struct GatedLinearArgs {
   const Activations* up_x = nullptr;
   const PackedWeight* gate = nullptr;
   const PackedWeight* up = nullptr;
+  const float* gate_bias = nullptr;      // [n] or null; added before the activation
+  const float* up_bias = nullptr;
   Activation activation = Activation::silu;
   float* out = nullptr;                  // [rows][out_stride]
   int64_t out_stride = 0;

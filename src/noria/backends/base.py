@@ -148,13 +148,15 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class GatedLinear:
-    """out = activation(x @ gate.T) * (x @ up.T)."""
+    """out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias). Either both biases are given or none."""
 
     x: Value
     gate: Weight
     up: Weight
     activation: Activation
     out: Value
+    gate_bias: Float32 | None = None  # [n]
+    up_bias: Float32 | None = None  # [n]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +255,17 @@ class Graph:
         self.ops.append(Linear(x, tuple(parts), bias, residual, out))
         return out
 
-    def gated_linear(self, x: Value, gate: Weight, up: Weight, activation: Activation) -> Value:
+    def gated_linear(
+        self,
+        x: Value,
+        gate: Weight,
+        up: Weight,
+        activation: Activation,
+        gate_bias: Float32 | None = None,
+        up_bias: Float32 | None = None,
+    ) -> Value:
         out = self.value(gate.n, x.rows)
-        self.ops.append(GatedLinear(x, gate, up, activation, out))
+        self.ops.append(GatedLinear(x, gate, up, activation, out, gate_bias, up_bias))
         return out
 
     def rope_cache(
