@@ -132,8 +132,9 @@ def print_summary(title: str, summary: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"[bold]{summary['output_tokens_per_s']:,.1f}[/] output tok/s · "
-        f"{summary['total_tokens_per_s']:,.1f} tok/s in all · {summary['requests_per_s']:,.2f} requests/s · {summary['completed']} of {summary['requests']} completed in "
-        f"{summary['wall_s']:,.1f} s · goodput {summary['goodput_requests_per_s']:,.2f} requests/s"
+        f"{summary['total_tokens_per_s']:,.1f} tok/s in all · {summary['requests_per_s']:,.2f} requests/s · "
+        f"{summary['completed']} of {summary['requests']} completed in {summary['wall_s']:,.1f} s · "
+        f"goodput {summary['goodput_requests_per_s']:,.2f} requests/s"
     )
     for message, count in summary["errors"].items():
         console.print(f"[red]{count} × {message}[/]", highlight=False)

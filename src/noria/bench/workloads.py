@@ -132,6 +132,7 @@ class _Cutter:
             taken = (self._words[begin:] + self._words)[: 4 * tokens + 8]
             ids = self._encoder.encode(lead + " ".join(taken), add_bos=first)
             piece = self._encoder.decode(ids[:tokens], skip_special=True)
+            piece = piece if piece.startswith(lead) else lead + piece
             if len(self._encoder.encode(piece, add_bos=first)) == tokens:
                 break
         return piece
