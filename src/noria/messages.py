@@ -6,6 +6,9 @@ so that one message per step is a few buffers whatever the number of requests. K
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -13,6 +16,18 @@ import msgspec
 from noria.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@cache
+def build_id() -> str:
+    """Version, and a digest of the modules that define what is said: equal in processes that understand each other."""
+    import noria
+    from noria import config, params
+
+    digest = hashlib.sha256()
+    for path in (__file__, params.__file__, config.__file__):
+        digest.update(Path(path).read_bytes())
+    return f"{noria.__version__}+{digest.hexdigest()[:12]}"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -92,6 +107,14 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     field: str | None = None
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True):
+    """A request was admitted for the first time. Reported once, no later than its first token."""
+
+    request_id: int
+    cached_tokens: int = 0  # prompt tokens taken from the prefix cache
+    queued_seconds: float = 0.0  # since its arrival at the engine
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The one end of a request. `stop_id`: the token that ended it (it is the last one in `tokens`).
     Times are seconds since arrival at the engine; `cached_tokens`: prompt tokens taken from the prefix cache."""
@@ -147,6 +170,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", k
         request_ids: int64 column [r]; counts: int32 column [r], tokens of each; tokens: int32 column [sum of counts].
         logprobs: request id → log-probabilities of its tokens in this message, for those who asked.
         prompt_logprobs: request id → log-probabilities of prompt tokens 1 … computed in this step.
+        started: requests whose first admission this is (one that a stop string ends has no `Finished`).
     """
 
     step: int
@@ -157,6 +181,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", k
     logprobs: dict[int, LogProbs] = {}
     prompt_logprobs: dict[int, LogProbs] = {}
     stats: EngineStats = EngineStats()
+    started: tuple[Started, ...] = ()
 
 
 FromEngine = EngineInfo | Refused | StepOutputs
