@@ -1,11 +1,77 @@
-// Kernel table of ops/linear: one instance per ISA level. No threads, no allocation: one call is one tile or row.
+// Kernel table of ops/linear: one instance per ISA level. No threads, no allocation: one call is one tile.
+//
+// A weight [n, k] is packed alike for every level, in panels of 64 outputs. Within a panel one *step* along k holds one
+// 4-byte unit per output, 256 bytes in all:
+//   f32   one value                 bf16  two values, ascending k
+//   int8  four codes + 128          int4  eight codes; byte j holds code j in its low and code j + 4 in its high half
+// Steps ascend along k; what is missing in the last one is zero (int8: code 0, stored as 128). A product needs one
+// accumulator per output, which takes its steps in ascending k in every tile shape, so that a row's result does not
+// depend on the rows beside it.
 #pragma once
 #include "core/types.h"
 
 namespace noria {
 
+constexpr int kPanel = 64;         // outputs of a panel
+constexpr int kStepBytes = 256;    // bytes of a panel's step
+constexpr int kMaxTileRows = 8;    // no level's tile is taller
+
+// Products along k that one step holds.
+constexpr int step_width(Scheme scheme) {
+  return scheme == Scheme::f32 ? 1 : scheme == Scheme::bf16 ? 2 : scheme == Scheme::int8 ? 4 : 8;
+}
+
+// Some rows times one panel.
+struct ProductTile {
+  int rows = 0;                      // 1 … LinearKernels::tile_rows
+  const char* x = nullptr;           // first row, in the format of the scheme
+  int64_t x_stride = 0;              // bytes
+  const float* x_scales = nullptr;   // [rows][groups], int8 and int4
+  const int32_t* x_sums = nullptr;   // [rows][groups]
+  const char* panel = nullptr;       // [steps][64] units
+  const float* scales = nullptr;     // [groups][64]
+  const float* minimums = nullptr;   // [groups][64], int4
+  int64_t steps = 0;
+  int64_t group_steps = 0;           // steps of a group, int8 and int4
+  int64_t groups = 0;
+  float* out = nullptr;              // [rows][64]
+};
+
+// out = residual + cap(scale * (product + bias)) for the first `columns` outputs of a panel.
+struct LinearEpilogue {
+  int rows = 0;
+  int columns = 0;                   // 1 … 64; nothing beyond them is read or written
+  const float* product = nullptr;    // [rows][64]
+  const float* bias = nullptr;       // [columns] or null
+  const float* residual = nullptr;   // [rows][stride] or null; may be `out`
+  float* out = nullptr;              // [rows][stride]
+  int64_t stride = 0;
+  float scale = 1.0f;
+  float softcap = 0.0f;              // 0: none
+};
+
+// out = activation(gate + gate_bias) * (up + up_bias).
+struct GatedEpilogue {
+  int rows = 0;
+  int columns = 0;
+  const float* gate = nullptr;       // [rows][64]
+  const float* up = nullptr;         // [rows][64]
+  const float* gate_bias = nullptr;  // [columns] or null
+  const float* up_bias = nullptr;
+  float* out = nullptr;              // [rows][stride]
+  int64_t stride = 0;
+};
+
+struct LinearProducts {
+  int tile_rows[4];                         // by scheme: rows of the tallest tile
+  void (*run[4])(const ProductTile& tile);  // by scheme
+};
+
 struct LinearKernels {
-  int placeholder;
+  const LinearProducts* products;
+  void (*epilogue)(const LinearEpilogue& args);
+  void (*silu)(const GatedEpilogue& args);
+  void (*gelu_tanh)(const GatedEpilogue& args);
 };
 
 }  // namespace noria

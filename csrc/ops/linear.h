@@ -5,17 +5,22 @@
 
 namespace noria {
 
-// Layouts of unpacked weights, as Python hands them over (row-major [n, k]).
+// Packing of row-major [n, k] weights as Python hands them over. The layout (kernels/linear.h) is the same for every
+// ISA level. All throw std::invalid_argument for what the products cannot take:
+// codes outside -127…127 or 0…15, a group that is no multiple of 4 (int4: 8) and shorter than k.
 PackedWeight pack_f32(const float* values, int64_t n, int64_t k);
 PackedWeight pack_bf16(const uint16_t* values, int64_t n, int64_t k);
+PackedWeight pack_bf16(const float* values, int64_t n, int64_t k);  // rounds to nearest even
 PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group);
 PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* minimums, int64_t n, int64_t k, int group);
 
-// The form in which the current ISA level's product takes its left operand for this weight.
+// The form in which a product takes its left operand for this weight. int8 and int4 of one group want the same form:
+// s8 codes with their sums (the unsigned operand of a dot-product instruction is always the weight).
 ActivationSpec wanted(const PackedWeight& weight);
 
 enum class Activation : uint8_t { silu, gelu_tanh };
 
+// out[:, part by part] = residual + softcap * tanh(scale * (x @ part.T + bias) / softcap)
 struct LinearArgs {
   const Activations* x = nullptr;        // one per distinct spec; x_of_part[i] is the one for part i
   const int* x_of_part = nullptr;
@@ -26,10 +31,12 @@ struct LinearArgs {
   float* out = nullptr;                  // [rows][out_stride]
   int64_t out_stride = 0;
   float scale = 1.0f;                    // logits: applied before the soft cap
-  float softcap = 0.0f;
+  float softcap = 0.0f;                  // 0: none
 };
+// Throws std::invalid_argument if an activation is not what its part wants; allocates nothing.
 void linear(Pool& pool, const LinearArgs& args);
 
+// out = activation(gate_x @ gate.T + gate_bias) * (up_x @ up.T + up_bias)
 struct GatedLinearArgs {
   const Activations* gate_x = nullptr;   // may be the same object as up_x
   const Activations* up_x = nullptr;

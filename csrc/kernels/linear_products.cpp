@@ -1,0 +1,109 @@
+// Products of a tile, by scheme and number of rows. See linear.h for the layouts.
+#include "kernels/linear_tile.h"
+
+namespace noria::NORIA_ISA {
+
+template <int R> static inline void row_pointers(const ProductTile& tile, const char* (&x)[R]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = tile.x + r * tile.x_stride;
+}
+
+template <class Step, int R, int V> static void float_tile(const ProductTile& tile) {
+  const char* x[R];
+  row_pointers(tile, x);
+  for (int column = 0; column < kPanel; column += V * kLanes) {
+    Vf acc[R][V];
+#pragma GCC unroll 128
+    for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = zero();
+    add_steps<Step, R, V>(acc, tile.panel + column * 4, x, 0, tile.steps);
+#pragma GCC unroll 128
+    for (int i = 0; i < R * V; ++i) store(tile.out + i / V * kPanel + column + i % V * kLanes, acc[i / V][i % V]);
+  }
+}
+
+// The group's exact sums become floats here, and are added to those of the groups before.
+template <int R, int V, bool kMinimums>
+static inline __attribute__((always_inline)) void add_group(const ProductTile& tile, const Vi (&acc)[R][V], int column,
+                                                            int64_t group) {
+  const float* scales = tile.scales + group * kPanel + column;
+  const float* minimums = kMinimums ? tile.minimums + group * kPanel + column : nullptr;
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const int64_t at = r * tile.groups + group;
+    const Vf x_scale = set1(tile.x_scales[at]);
+    const Vf x_sum = set1(tile.x_scales[at] * static_cast<float>(tile.x_sums[at]));
+    float* out = tile.out + r * kPanel + column;
+#pragma GCC unroll 16
+    for (int v = 0; v < V; ++v) {
+      Vf sum = group ? load(out + v * kLanes) : zero();
+      sum = fma(to_float(acc[r][v]), mul(x_scale, load(scales + v * kLanes)), sum);
+      if (kMinimums) sum = fma(load(minimums + v * kLanes), x_sum, sum);
+      store(out + v * kLanes, sum);
+    }
+  }
+}
+
+template <class Step, int R, int V, bool kBiased, bool kMinimums> static void grouped_tile(const ProductTile& tile) {
+  const char* x[R];
+  row_pointers(tile, x);
+  for (int column = 0; column < kPanel; column += V * kLanes) {
+    for (int64_t group = 0; group < tile.groups; ++group) {
+      const int64_t first = group * tile.group_steps;
+      const int64_t last = first + tile.group_steps < tile.steps ? first + tile.group_steps : tile.steps;
+      Vi acc[R][V];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Vi start = set1_int(kBiased ? -128 * tile.x_sums[r * tile.groups + group] : 0);
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) acc[r][v] = start;
+      }
+      add_steps<Step, R, V>(acc, tile.panel + column * 4, x, first, last);
+      add_group<R, V, kMinimums>(tile, acc, column, group);
+    }
+  }
+}
+
+// ---- choice of shapes: as many accumulators as fit beside a phase's weights in the level's registers
+
+#if defined(__AVX512F__)
+constexpr int kRows = 6, kInt8Rows = 6, kVectors = 4, kOneRowVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kRows = 6, kInt8Rows = 4, kVectors = 2, kOneRowVectors = 8;
+#elif defined(__aarch64__)
+constexpr int kRows = 6, kInt8Rows = 6, kVectors = 4, kOneRowVectors = 16;
+#else
+constexpr int kRows = 4, kInt8Rows = 4, kVectors = 2, kOneRowVectors = 8;
+#endif
+
+template <int R> constexpr int vectors = R == 1 ? kOneRowVectors : kVectors;
+
+template <int R> struct F32Tile {
+  static void run(const ProductTile& tile) { float_tile<StepF32, R, vectors<R>>(tile); }
+};
+template <int R> struct Bf16Tile {
+  static void run(const ProductTile& tile) { float_tile<StepBf16, R, vectors<R>>(tile); }
+};
+template <int R> struct Int8Tile {
+  static void run(const ProductTile& tile) { grouped_tile<StepInt8, R, vectors<R>, kBiasedCodes, false>(tile); }
+};
+template <int R> struct Int4Tile {
+  static void run(const ProductTile& tile) { grouped_tile<StepInt4, R, vectors<R>, false, true>(tile); }
+};
+
+template <template <int> class Tile, int kMost> static void by_rows(const ProductTile& tile) {
+  switch (tile.rows) {
+    case 1: return Tile<1>::run(tile);
+    case 2: return Tile<2>::run(tile);
+    case 3: return Tile<3>::run(tile);
+    case 4: return Tile<4>::run(tile);
+    case 5: return Tile<kMost < 5 ? 1 : 5>::run(tile);
+    default: return Tile<kMost < 6 ? 1 : 6>::run(tile);
+  }
+}
+
+extern const LinearProducts linear_products;
+const LinearProducts linear_products = {
+    {kRows, kRows, kInt8Rows, kRows},
+    {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kRows>}};
+
+}  // namespace noria::NORIA_ISA

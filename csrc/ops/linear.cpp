@@ -1,0 +1,196 @@
+// The driver of the products: cuts rows × panels into tasks, tasks into tiles. Which thread runs a task, and where rows
+// are cut, never changes a bit: a tile's result is defined row by row.
+#include "ops/linear.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "core/isa.h"
+#include "kernels/linear.h"
+
+namespace noria {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t panels_of(const PackedWeight& weight) { return ceil_div(weight.n, kPanel); }
+
+// How rows × panels are shared out. Tasks of neighbouring index share panels, so that what one thread fetched of a
+// weight is found in the shared cache by the next.
+struct Cut {
+  int64_t rows = 0, row_blocks = 1, panels = 0, panels_per_task = 1;
+  int64_t tasks() const { return row_blocks * ceil_div(panels, panels_per_task); }
+  int64_t first_row(int64_t block) const { return rows * block / row_blocks; }
+};
+
+// A block's activations stay in the second-level cache beside one panel; a panel is read once per block.
+constexpr int64_t kRowBlockBytes = 512 << 10;
+// Tasks per thread that level out what a descheduled thread leaves undone.
+constexpr int64_t kTasksPerThread = 6;
+// Fewer multiply-adds are not worth a task of their own (some microseconds).
+constexpr int64_t kLeastProducts = 1 << 20;
+
+Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_rows, int threads) {
+  Cut c;
+  c.rows = rows;
+  c.panels = panels;
+  c.row_blocks = ceil_div(rows * row_bytes, kRowBlockBytes);
+  if (threads > 1) {
+    const int64_t wanted = threads * kTasksPerThread;
+    if (c.row_blocks * panels < wanted) {
+      const int64_t smallest = std::max<int64_t>(2 * tile_rows, kLeastProducts / (k * kPanel));
+      c.row_blocks = std::min(ceil_div(wanted, panels), std::max(c.row_blocks, rows / smallest));
+    }
+    c.panels_per_task = std::max<int64_t>(1, c.row_blocks * panels / wanted);
+  } else {
+    c.panels_per_task = panels;
+  }
+  c.row_blocks = std::clamp<int64_t>(c.row_blocks, 1, rows);
+  return c;
+}
+
+ProductTile panel_tile(const PackedWeight& w, int64_t panel) {
+  ProductTile tile;
+  tile.steps = ceil_div(w.k, step_width(w.scheme));
+  tile.panel = w.data.as<char>() + panel * tile.steps * kStepBytes;
+  tile.groups = w.groups;
+  if (w.groups) {
+    tile.group_steps = ceil_div(w.group, step_width(w.scheme));
+    tile.scales = w.scales.as<float>() + panel * w.groups * kPanel;
+    if (w.minimums.bytes()) tile.minimums = w.minimums.as<float>() + panel * w.groups * kPanel;
+  }
+  return tile;
+}
+
+int64_t element_bytes(Format format) { return format == Format::f32 ? 4 : format == Format::bf16 ? 2 : 1; }
+
+void set_rows(ProductTile& tile, const Activations& x, int64_t first, int rows) {
+  tile.rows = rows;
+  tile.x_stride = x.spec.stride() * element_bytes(x.spec.format);
+  tile.x = static_cast<const char*>(x.data) + first * tile.x_stride;
+  if (tile.groups) {
+    tile.x_scales = x.scales + first * tile.groups;
+    tile.x_sums = x.sums + first * tile.groups;
+  }
+}
+
+void check(const Activations& x, const PackedWeight& weight, int64_t rows) {
+  if (!(x.spec == wanted(weight))) throw std::invalid_argument("activations are not in the form that a weight wants");
+  if (x.rows != rows) throw std::invalid_argument("activations of one product differ in their number of rows");
+}
+
+int tile_rows(const LinearKernels& kernels, Scheme scheme) {
+  return kernels.products->tile_rows[static_cast<int>(scheme)];
+}
+
+int64_t row_bytes(const Activations& x) { return x.spec.stride() * element_bytes(x.spec.format); }
+
+// Runs tile(first, rows) over rows [begin, end) in tiles as even as can be: two of 4 rows beat one of 6 and one of 2.
+template <class Tile> void each_tile(int64_t begin, int64_t end, int most, Tile tile) {
+  const int64_t rows = end - begin, count = ceil_div(rows, most);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t first = begin + rows * i / count;
+    tile(first, static_cast<int>(begin + rows * (i + 1) / count - first));
+  }
+}
+
+void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
+  int part = 0;
+  int64_t column = 0;  // first output of the part
+  for (; panel >= panels_of(*args.parts[part]); ++part) {
+    panel -= panels_of(*args.parts[part]);
+    column += args.parts[part]->n;
+  }
+  const PackedWeight& weight = *args.parts[part];
+  const Activations& x = args.x[args.x_of_part[part]];
+  column += panel * kPanel;
+  alignas(64) float product[kMaxTileRows * kPanel];
+  ProductTile tile = panel_tile(weight, panel);
+  tile.out = product;
+  LinearEpilogue epilogue;
+  epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, weight.n - panel * kPanel));
+  epilogue.product = product;
+  epilogue.bias = args.bias ? args.bias + column : nullptr;
+  epilogue.stride = args.out_stride;
+  epilogue.scale = args.scale;
+  epilogue.softcap = args.softcap;
+  const auto run = kernels.products->run[static_cast<int>(weight.scheme)];
+  each_tile(begin, end, tile_rows(kernels, weight.scheme), [&](int64_t first, int rows) {
+    set_rows(tile, x, first, rows);
+    run(tile);
+    epilogue.rows = rows;
+    epilogue.residual = args.residual ? args.residual + first * args.out_stride + column : nullptr;
+    epilogue.out = args.out + first * args.out_stride + column;
+    kernels.epilogue(epilogue);
+  });
+}
+
+void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
+  alignas(64) float gate_product[kMaxTileRows * kPanel], up_product[kMaxTileRows * kPanel];
+  ProductTile gate = panel_tile(*args.gate, panel), up = panel_tile(*args.up, panel);
+  gate.out = gate_product;
+  up.out = up_product;
+  GatedEpilogue epilogue;
+  epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, args.gate->n - panel * kPanel));
+  epilogue.gate = gate_product;
+  epilogue.up = up_product;
+  epilogue.gate_bias = args.gate_bias ? args.gate_bias + panel * kPanel : nullptr;
+  epilogue.up_bias = args.up_bias ? args.up_bias + panel * kPanel : nullptr;
+  epilogue.stride = args.out_stride;
+  const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
+  const int most = std::min(tile_rows(kernels, args.gate->scheme), tile_rows(kernels, args.up->scheme));
+  each_tile(begin, end, most, [&](int64_t first, int rows) {
+    set_rows(gate, *args.gate_x, first, rows);
+    set_rows(up, *args.up_x, first, rows);
+    kernels.products->run[static_cast<int>(args.gate->scheme)](gate);
+    kernels.products->run[static_cast<int>(args.up->scheme)](up);
+    epilogue.rows = rows;
+    epilogue.out = args.out + first * args.out_stride + panel * kPanel;
+    finish(epilogue);
+  });
+}
+
+template <class Panel> void run_tasks(Pool& pool, const Cut& c, Panel panel) {
+  pool.run(c.tasks(), [&](int64_t task, int) {
+    const int64_t block = task % c.row_blocks, first = task / c.row_blocks * c.panels_per_task;
+    for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
+      panel(p, c.first_row(block), c.first_row(block + 1));
+  });
+}
+
+}  // namespace
+
+void linear(Pool& pool, const LinearArgs& args) {
+  if (args.part_count < 1) throw std::invalid_argument("a product needs at least one part");
+  const LinearKernels& table = *kernels().linear;
+  const int64_t rows = args.x[args.x_of_part[0]].rows;
+  int64_t panels = 0, bytes = 0, k = 0;
+  int most = 1;
+  for (int i = 0; i < args.part_count; ++i) {
+    const Activations& x = args.x[args.x_of_part[i]];
+    check(x, *args.parts[i], rows);
+    panels += panels_of(*args.parts[i]);
+    bytes = std::max(bytes, row_bytes(x));
+    k = std::max(k, args.parts[i]->k);
+    most = std::max(most, tile_rows(table, args.parts[i]->scheme));
+  }
+  if (rows == 0) return;
+  run_tasks(pool, cut(rows, panels, bytes, k, most, pool.threads()), [&](int64_t panel, int64_t begin, int64_t end) {
+    linear_panel(table, args, panel, begin, end);
+  });
+}
+
+void gated_linear(Pool& pool, const GatedLinearArgs& args) {
+  if (args.gate->n != args.up->n || args.gate->k != args.up->k)
+    throw std::invalid_argument("gate and up projections differ in shape");
+  const LinearKernels& table = *kernels().linear;
+  const int64_t rows = args.gate_x->rows;
+  check(*args.gate_x, *args.gate, rows);
+  check(*args.up_x, *args.up, rows);
+  if (rows == 0) return;
+  const int64_t bytes = std::max(row_bytes(*args.gate_x), row_bytes(*args.up_x));
+  const int most = tile_rows(table, args.gate->scheme);
+  const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, most, pool.threads());
+  run_tasks(pool, c, [&](int64_t panel, int64_t begin, int64_t end) { gated_panel(table, args, panel, begin, end); });
+}
+
+}  // namespace noria

@@ -1,0 +1,146 @@
+// Packing: row-major weights into panels of 64 outputs, in steps of 4-byte units (kernels/linear.h).
+#include <stdexcept>
+#include <string>
+
+#include "kernels/linear.h"
+#include "ops/linear.h"
+
+namespace noria {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+PackedWeight empty_weight(Scheme scheme, int64_t n, int64_t k, int group) {
+  if (n <= 0 || k <= 0) throw std::invalid_argument("a weight needs at least one row and one column");
+  PackedWeight w;
+  w.scheme = scheme;
+  w.n = n;
+  w.k = k;
+  w.group = group;
+  w.groups = group ? ceil_div(k, group) : 0;
+  w.data = Buffer(static_cast<size_t>(ceil_div(n, kPanel) * ceil_div(k, step_width(scheme)) * kStepBytes));
+  return w;
+}
+
+// Fills every panel. unit(row, step) makes the unit of a step that lies wholly within k; tail(row, step) the others.
+// Works through blocks of 16 steps so that both sides stay in the first-level cache.
+template <class Unit, class Tail> void fill(PackedWeight& w, uint32_t padding, Unit unit, Tail tail) {
+  const int64_t width = step_width(w.scheme), steps = ceil_div(w.k, width), whole = w.k / width;
+  uint32_t* out = w.data.as<uint32_t>();
+  for (int64_t panel = 0; panel < ceil_div(w.n, kPanel); ++panel, out += steps * kPanel) {
+    for (int64_t first = 0; first < steps; first += 16) {
+      const int64_t last = first + 16 < steps ? first + 16 : steps;
+      const int64_t last_whole = last < whole ? last : whole;
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t row = panel * kPanel + j;
+        uint32_t* to = out + first * kPanel + j;
+        for (int64_t step = first; step < last; ++step, to += kPanel)
+          *to = row >= w.n ? padding : step < last_whole ? unit(row, step) : tail(row, step);
+      }
+    }
+  }
+}
+
+template <class T> uint32_t copy_unit(const T* from, int64_t count) {
+  uint32_t unit = 0;
+  std::memcpy(&unit, from, sizeof(T) * static_cast<size_t>(count));
+  return unit;
+}
+
+uint32_t round_to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;  // a NaN stays one
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+// [n][groups] → [panels][groups][64], zero where there is no output.
+Buffer pack_scales(const float* scales, int64_t n, int64_t groups) {
+  Buffer packed(static_cast<size_t>(ceil_div(n, kPanel) * groups * kPanel) * sizeof(float));
+  float* out = packed.as<float>();
+  for (int64_t row = 0; row < n; ++row)
+    for (int64_t g = 0; g < groups; ++g)
+      out[(row / kPanel * groups + g) * kPanel + row % kPanel] = scales[row * groups + g];
+  return packed;
+}
+
+int checked_group(int group, int64_t k, int multiple) {
+  if (group > 0 && (group % multiple == 0 || group >= k)) return group;
+  throw std::invalid_argument("a group of " + std::to_string(group) + " is neither a multiple of " +
+                              std::to_string(multiple) + " nor a whole row of " + std::to_string(k));
+}
+
+}  // namespace
+
+PackedWeight pack_f32(const float* values, int64_t n, int64_t k) {
+  PackedWeight w = empty_weight(Scheme::f32, n, k, 0);
+  const auto unit = [=](int64_t row, int64_t step) { return copy_unit(values + row * k + step, 1); };
+  fill(w, 0, unit, unit);
+  return w;
+}
+
+PackedWeight pack_bf16(const uint16_t* values, int64_t n, int64_t k) {
+  PackedWeight w = empty_weight(Scheme::bf16, n, k, 0);
+  fill(w, 0, [=](int64_t row, int64_t step) { return copy_unit(values + row * k + step * 2, 2); },
+       [=](int64_t row, int64_t step) { return copy_unit(values + row * k + step * 2, 1); });
+  return w;
+}
+
+PackedWeight pack_bf16(const float* values, int64_t n, int64_t k) {
+  PackedWeight w = empty_weight(Scheme::bf16, n, k, 0);
+  fill(w, 0,
+       [=](int64_t row, int64_t step) {
+         const float* from = values + row * k + step * 2;
+         return round_to_bf16(from[0]) | round_to_bf16(from[1]) << 16;
+       },
+       [=](int64_t row, int64_t step) { return round_to_bf16(values[row * k + step * 2]); });
+  return w;
+}
+
+PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group) {
+  PackedWeight w = empty_weight(Scheme::int8, n, k, checked_group(group, k, 4));
+  constexpr uint32_t bias = 0x80808080u;
+  uint32_t lowest = 0;  // bit 7 of a byte is set once a code of -128, stored as 0, was seen
+  const auto checked = [&lowest](uint32_t biased) {
+    lowest |= (biased - 0x01010101u) & ~biased;  // the lowest zero byte of a word is always found
+    return biased;
+  };
+  fill(w, bias, [&](int64_t row, int64_t step) { return checked(copy_unit(codes + row * k + step * 4, 4) ^ bias); },
+       [&](int64_t row, int64_t step) { return checked(copy_unit(codes + row * k + step * 4, k - step * 4) ^ bias); });
+  if (lowest & bias) throw std::invalid_argument("an int8 weight has the code -128; codes are -127 to 127");
+  w.scales = pack_scales(scales, n, w.groups);
+  return w;
+}
+
+PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* minimums, int64_t n, int64_t k, int group) {
+  PackedWeight w = empty_weight(Scheme::int4, n, k, checked_group(group, k, 8));
+  uint32_t seen = 0;
+  const auto join = [&seen](uint32_t low, uint32_t high) {
+    seen |= low | high;
+    return low | high << 4;
+  };
+  fill(w, 0,
+       [&](int64_t row, int64_t step) {
+         const uint8_t* from = codes + row * k + step * 8;
+         return join(copy_unit(from, 4), copy_unit(from + 4, 4));
+       },
+       [&](int64_t row, int64_t step) {
+         const uint8_t* from = codes + row * k + step * 8;
+         const int64_t left = k - step * 8;
+         return join(copy_unit(from, left < 4 ? left : 4), left > 4 ? copy_unit(from + 4, left - 4) : 0);
+       });
+  if (seen & 0xf0f0f0f0u) throw std::invalid_argument("an int4 weight has a code above 15");
+  w.scales = pack_scales(scales, n, w.groups);
+  w.minimums = pack_scales(minimums, n, w.groups);
+  return w;
+}
+
+ActivationSpec wanted(const PackedWeight& weight) {
+  ActivationSpec spec;
+  spec.format = weight.scheme == Scheme::f32 ? Format::f32 : weight.scheme == Scheme::bf16 ? Format::bf16 : Format::s8;
+  spec.group = weight.group;
+  spec.k = weight.k;
+  return spec;
+}
+
+}  // namespace noria
