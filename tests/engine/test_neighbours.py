@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from helpers.engine_runs import Answer, Ask, drive, options, run
 from helpers.tiny_models import write_checkpoint
-
 from noria.engine.core import EngineCore
 from noria.executor.local import LocalExecutor
 from noria.params import SamplingParams

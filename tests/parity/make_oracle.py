@@ -24,7 +24,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from helpers.tiny_models import CASES, write_checkpoint  # noqa: E402
-
 from noria.files.resolve import resolve  # noqa: E402
 from noria.frontend.tokenizer import load_tokenizer  # noqa: E402
 
