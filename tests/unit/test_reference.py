@@ -108,14 +108,16 @@ def test_pack_keeps_a_grouped_source_exactly() -> None:
         BACKEND.pack(source, Scheme("int4"))
 
 
+@pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gated_linear(activation: str) -> None:
+def test_gated_linear(activation: str, biases: bool) -> None:
     x, gate, up = normal(4, 16), normal(24, 16, seed=1), normal(24, 16, seed=2)
     graph, value = embedded(x)
-    graph.gated_linear(value, *(BACKEND.pack(DenseSource(w), Scheme("f32")) for w in (gate, up)), activation)
-    z = (x @ gate.T).astype(np.float64)
+    a, b = (normal(24, seed=3), normal(24, seed=4)) if biases else (None, None)
+    graph.gated_linear(value, *(BACKEND.pack(DenseSource(w), Scheme("f32")) for w in (gate, up)), activation, a, b)
+    z = (x @ gate.T).astype(np.float64) + (0 if a is None else a)
     gelu = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
-    expected = (z / (1 + np.exp(-z)) if activation == "silu" else gelu) * (x @ up.T)
+    expected = (z / (1 + np.exp(-z)) if activation == "silu" else gelu) * (x @ up.T + (0 if b is None else b))
     assert run(graph, batch([0], [4])) == pytest.approx(expected, abs=1e-4)
 
 

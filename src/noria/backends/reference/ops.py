@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.backends.base import Activation, Attention, Batch, RopeCache, RopeTable, Scheme, Table, Weight
+from noria.backends.base import Attention, Batch, GatedLinear, RopeCache, RopeTable, Scheme, Table, Weight
 from noria.backends.reference.cache import ReferenceCache
 from noria.backends.rtn import dequantise_source, quantise_int8, round_bf16
 from noria.plan import Float32, Int32
@@ -60,10 +60,14 @@ def linear(x: Float32, parts: tuple[Weight, ...], bias: Float32 | None, residual
     return narrow(out)
 
 
-def gated_linear(x: Float32, gate: Weight, up: Weight, activation: Activation) -> Float32:
-    """activation(x @ gate.T) * (x @ up.T)."""
-    activate = {"silu": silu, "gelu_tanh": gelu_tanh}[activation]
-    return narrow(activate(product(x, gate)) * product(x, up))
+def gated_linear(op: GatedLinear, x: Float32) -> Float32:
+    """activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)."""
+    gate, up = product(x, op.gate), product(x, op.up)
+    if op.gate_bias is not None:
+        gate += op.gate_bias
+    if op.up_bias is not None:
+        up += op.up_bias
+    return narrow({"silu": silu, "gelu_tanh": gelu_tanh}[op.activation](gate) * up)
 
 
 def silu(x: Float64) -> Float64:

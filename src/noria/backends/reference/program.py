@@ -69,7 +69,7 @@ class ReferenceProgram:
             case Linear():
                 return ops.linear(value(op.x), op.parts, op.bias, self._optional(op.residual))
             case GatedLinear():
-                return ops.gated_linear(value(op.x), op.gate, op.up, op.activation)
+                return ops.gated_linear(op, value(op.x))
             case RopeCache():
                 return ops.rope_cache(op, value(op.qkv), batch, cache)
             case Attention():
