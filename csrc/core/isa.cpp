@@ -3,6 +3,11 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace noria {
 
 #define NORIA_DECLARE(level)                                                                        \
@@ -34,12 +39,31 @@ NORIA_DECLARE(neon)
 NORIA_DECLARE(neon_i8mm)
 #endif
 
+#if defined(__aarch64__)
+static bool neon_dot_products() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+  return true;
+#endif
+}
+
+static bool neon_matrix_products() {
+#if defined(__linux__) && defined(HWCAP2_I8MM) && defined(HWCAP2_BF16)
+  const unsigned long found = getauxval(AT_HWCAP2);
+  return (found & HWCAP2_I8MM) && (found & HWCAP2_BF16);
+#else
+  return false;
+#endif
+}
+#endif
+
 static std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #ifdef NORIA_HAS_baseline
-  found.push_back(&baseline::table);
+  if (__builtin_cpu_supports("sse4.2")) found.push_back(&baseline::table);
 #endif
 #ifdef NORIA_HAS_avx2
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -59,7 +83,10 @@ static std::vector<const Kernels*> usable() {
   found.push_back(&baseline::table);
 #endif
 #ifdef NORIA_HAS_neon
-  found.push_back(&neon::table);
+  if (neon_dot_products()) found.push_back(&neon::table);
+#endif
+#ifdef NORIA_HAS_neon_i8mm
+  if (neon_dot_products() && neon_matrix_products()) found.push_back(&neon_i8mm::table);
 #endif
 #endif
   return found;
@@ -89,7 +116,8 @@ const Kernels& kernels() {
   if (!chosen) {
     const char* forced = std::getenv("NORIA_ISA");
     if (forced && *forced) select_isa(forced);
-    else chosen = usable().back();
+    else if (const auto found = usable(); !found.empty()) chosen = found.back();
+    else throw std::runtime_error("this processor is older than any instruction set that Noria is built for");
   }
   return *chosen;
 }

@@ -1,51 +1,155 @@
 #include "core/pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
 
+#include "core/topology.h"
+
 namespace noria {
 
+namespace {
+
+// How long a worker waits awake for the next run of a step, and the caller for the last tasks of its run. Longer than
+// the serial stretches between two ops, shorter than what a neighbour on the same core would notice.
+constexpr std::chrono::microseconds kSpin{100};
+constexpr int kPausesPerCheck = 16;
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits awake until `ready` or until the time is up; says whether `ready`.
+template <class F> bool spin_until(std::chrono::microseconds limit, F ready) {
+  if (ready()) return true;
+  if (limit.count() == 0) return false;
+  const auto end = std::chrono::steady_clock::now() + limit;
+  do {
+    for (int i = 0; i < kPausesPerCheck; ++i) {
+      pause();
+      if (ready()) return true;
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+}  // namespace
+
+// A run is published in one word: its number in the upper half and the tasks not yet taken in the lower one. A thread
+// owns a task once it has lowered that word by one. It can then rely on task, context and count: they are not written
+// again before every taken task is done. A thread that wakes late finds nothing left, and nobody waits for it: the
+// caller waits for tasks, not for threads.
 struct Pool::State {
-  std::mutex mutex;
-  std::condition_variable wake, done;
-  std::vector<std::thread> workers;
+  std::atomic<uint64_t> open{0};
   Erased task = nullptr;
   void* context = nullptr;
-  int64_t count = 0;
-  std::atomic<int64_t> next{0};
-  uint64_t generation = 0;
-  int busy = 0;
-  bool stop = false;
+  int64_t first = 0;   // index of the run's first task (runs of over 2^31 tasks are published in pieces)
+  uint32_t count = 0;
+  uint32_t run_number = 0;
+  alignas(64) std::atomic<uint32_t> done{0};
+  alignas(64) std::atomic<uint32_t> step{0};  // odd within a step
+  std::atomic<bool> stop{false};
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> caller_sleeps{false};
+  std::chrono::microseconds spin{0};
+  std::mutex callers;  // held for a whole run
+  std::mutex mutex;    // guards falling asleep only
+  std::condition_variable wake, finished;
+  std::vector<std::thread> workers;
 
+  static uint32_t left(uint64_t word) { return static_cast<uint32_t>(word); }
+
+  // Takes and runs tasks until none is left.
   void drain(int thread) {
-    for (int64_t i; (i = next.fetch_add(1)) < count;) task(context, i, thread);
-  }
-  void loop(int thread) {
-    uint64_t seen = 0;
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex);
-      wake.wait(lock, [&] { return stop || generation != seen; });
-      if (stop) return;
-      seen = generation;
-      lock.unlock();
-      drain(thread);
-      lock.lock();
-      if (--busy == 0) done.notify_one();
+    uint64_t word = open.load(std::memory_order_acquire);
+    while (left(word) != 0) {
+      if (!open.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      const uint32_t all = count;
+      task(context, first + (all - left(word)), thread);
+      // Sequentially consistent, against caller_sleeps: either this thread sees the flag or the caller sees the count.
+      if (done.fetch_add(1) + 1 == all && caller_sleeps.load()) {
+        { std::lock_guard<std::mutex> lock(mutex); }
+        finished.notify_one();
+      }
+      word = open.load(std::memory_order_acquire);
     }
+  }
+
+  void loop(int thread) {
+    uint32_t seen = 0;  // the step that this worker last spun in
+    for (;;) {
+      drain(thread);
+      const uint32_t now = step.load(std::memory_order_acquire);
+      if (now & 1u) {
+        seen = now;
+        const bool event = spin_until(spin, [&] {
+          return left(open.load(std::memory_order_relaxed)) != 0 || step.load(std::memory_order_relaxed) != now;
+        });
+        if (event) continue;
+      }
+      if (!sleep(seen)) return;
+    }
+  }
+
+  // Sleeps until there are tasks or a step begins that this worker has not seen. False when the pool closes.
+  bool sleep(uint32_t seen) {
+    std::unique_lock<std::mutex> lock(mutex);
+    sleepers.fetch_add(1);
+    wake.wait(lock, [&] {
+      const uint32_t now = step.load();
+      return stop.load() || left(open.load()) != 0 || ((now & 1u) && now != seen);
+    });
+    sleepers.fetch_sub(1);
+    return !stop.load();
+  }
+
+  // Wakes up to `most` workers.
+  void wake_sleepers(uint32_t most) {
+    const int asleep = sleepers.load();
+    if (asleep == 0) return;
+    { std::lock_guard<std::mutex> lock(mutex); }
+    if (most >= static_cast<uint32_t>(asleep)) return wake.notify_all();
+    for (uint32_t i = 0; i < most; ++i) wake.notify_one();
+  }
+
+  void publish(Erased new_task, void* new_context, int64_t new_first, uint32_t new_count) {
+    task = new_task;
+    context = new_context;
+    first = new_first;
+    count = new_count;
+    done.store(0, std::memory_order_relaxed);
+    open.store(static_cast<uint64_t>(++run_number) << 32 | new_count);
+    wake_sleepers(new_count - 1);
+  }
+
+  void wait() {
+    const auto ready = [&] { return done.load(std::memory_order_acquire) == count; };
+    if (spin_until(spin, ready)) return;
+    std::unique_lock<std::mutex> lock(mutex);
+    caller_sleeps.store(true);
+    finished.wait(lock, [&] { return done.load() == count; });
+    caller_sleeps.store(false);
   }
 };
 
 Pool::Pool(int threads) : state_(new State) {
-  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([this, i] { state_->loop(i); });
+  // With more threads than processors a spinning thread keeps a working one from running.
+  if (threads <= machine().usable_cpus()) state_->spin = kSpin;
+  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->loop(i); });
 }
 
 Pool::~Pool() {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->stop = true;
+    state_->stop.store(true);
+    if (state_->step.load() & 1u) state_->step.fetch_add(1);
   }
   state_->wake.notify_all();
   for (auto& worker : state_->workers) worker.join();
@@ -53,25 +157,29 @@ Pool::~Pool() {
 
 int Pool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
+void Pool::begin_step() {
+  if (state_->workers.empty() || (state_->step.load() & 1u)) return;
+  state_->step.fetch_add(1);
+  if (state_->spin.count() != 0) state_->wake_sleepers(UINT32_MAX);
+}
+
+void Pool::end_step() {
+  if (state_->step.load() & 1u) state_->step.fetch_add(1);
+}
+
 void Pool::run_erased(int64_t count, Erased task, void* context) {
   State& s = *state_;
+  std::lock_guard<std::mutex> turn(s.callers);
   if (s.workers.empty() || count <= 1) {
     for (int64_t i = 0; i < count; ++i) task(context, i, 0);
     return;
   }
-  {
-    std::lock_guard<std::mutex> lock(s.mutex);
-    s.task = task;
-    s.context = context;
-    s.count = count;
-    s.next.store(0);
-    s.busy = static_cast<int>(s.workers.size());
-    ++s.generation;
+  constexpr int64_t kMost = int64_t{1} << 31;
+  for (int64_t first = 0; first < count; first += kMost) {
+    s.publish(task, context, first, static_cast<uint32_t>(count - first < kMost ? count - first : kMost));
+    s.drain(0);
+    s.wait();
   }
-  s.wake.notify_all();
-  s.drain(0);
-  std::unique_lock<std::mutex> lock(s.mutex);
-  s.done.wait(lock, [&] { return s.busy == 0; });
 }
 
 }  // namespace noria

@@ -1,11 +1,25 @@
-// Kernel table of ops/elementwise: one instance per ISA level. No threads, no allocation: one call is one tile or row.
+// Kernel table of ops/elementwise: one instance per ISA level. No threads, no allocation: one call is one row.
 #pragma once
 #include "core/types.h"
 
 namespace noria {
 
+// One row of an activation in the format of `spec`. The padding up to spec.stride() is written too.
+struct RowTarget {
+  ActivationSpec spec;
+  void* data = nullptr;
+  float* scales = nullptr;  // [groups]; s8 and u8 only
+  int32_t* sums = nullptr;
+};
+
 struct ElementwiseKernels {
-  int placeholder;
+  // x [width] → every target.
+  void (*convert_row)(const float* x, int64_t width, const RowTarget* targets, int count);
+  // out = x / sqrt(mean(x²) + eps) * weight (+ residual). out may be x or residual itself.
+  void (*norm_row)(const float* x, const float* weight, float eps, const float* residual, int64_t width, float* out);
+  // out = row * scale, for rows of float32 and of bfloat16.
+  void (*embed_row_f32)(const float* row, float scale, int64_t width, float* out);
+  void (*embed_row_bf16)(const uint16_t* row, float scale, int64_t width, float* out);
 };
 
 }  // namespace noria

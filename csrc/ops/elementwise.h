@@ -11,12 +11,14 @@ struct ActivationBuffer {
   ActivationBuffer() = default;
   ActivationBuffer(const ActivationSpec& spec, int64_t rows);
   Activations view(const ActivationSpec& spec, int64_t rows) const;
+  Activations view(const ActivationSpec& spec, int64_t first, int64_t rows) const;
 };
 
 // x [rows][width] → one or more formats. The f32 format is a copy with a padded stride.
 void convert(Pool& pool, const float* x, int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out,
              int count);
-// RMS norm, then the float result (if `out`) and any number of formats, in one pass over the row.
+// RMS norm: x / sqrt(mean(x²) + eps) * weight (+ residual); then the float result (if `out`, which may be x or residual)
+// and any number of formats, while the row is in the nearest cache.
 void norm(Pool& pool, const float* x, const float* weight, float eps, const float* residual, int64_t rows, int64_t width,
           float* out, const ActivationSpec* specs, ActivationBuffer* const* converted, int count);
 
@@ -25,6 +27,9 @@ struct EmbeddingTable {
   int64_t vocab = 0, width = 0;
   Buffer data;
 };
+// Copies values [vocab, width] (float, or bfloat16 as uint16_t).
+EmbeddingTable make_table(const void* values, bool bf16, int64_t vocab, int64_t width);
+// ids must lie in [0, vocab).
 void embed(Pool& pool, const EmbeddingTable& table, const int32_t* ids, int64_t rows, float scale, float* out);
 void select(Pool& pool, const float* x, const int32_t* rows, int64_t count, int64_t width, float* out);
 

@@ -1,0 +1,142 @@
+#include "ops/elementwise.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/isa.h"
+#include "kernels/elementwise.h"
+
+namespace noria {
+
+namespace {
+
+constexpr int kMostTargets = 8;
+// Floats per task: large enough that taking a task is cheap beside it.
+constexpr int64_t kTaskFloats = 8192;
+
+size_t element_bytes(Format format) {
+  switch (format) {
+    case Format::f32: return sizeof(float);
+    case Format::bf16: return sizeof(uint16_t);
+    default: return 1;
+  }
+}
+
+// Calls body(row) for every row, shared among the threads.
+template <class F> void for_rows(Pool& pool, int64_t rows, int64_t width, F body) {
+  const int64_t per_task = std::max<int64_t>(1, kTaskFloats / std::max<int64_t>(1, width));
+  pool.run((rows + per_task - 1) / per_task, [&](int64_t task, int) {
+    const int64_t last = std::min(rows, (task + 1) * per_task);
+    for (int64_t row = task * per_task; row < last; ++row) body(row);
+  });
+}
+
+void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out, int count) {
+  if (count > kMostTargets) throw std::invalid_argument("too many formats for one value");
+  for (int t = 0; t < count; ++t) {
+    const ActivationSpec& spec = specs[t];
+    const bool grouped = spec.format == Format::s8 || spec.format == Format::u8;
+    if (spec.k != width) throw std::invalid_argument("a format's width differs from the value's");
+    if (grouped && spec.group < 1) throw std::invalid_argument("an integer format needs a group size");
+    const size_t needed = static_cast<size_t>(rows * spec.stride()) * element_bytes(spec.format);
+    if (out[t]->data.bytes() < needed) throw std::invalid_argument("an activation buffer is too small");
+  }
+}
+
+// The targets of one row.
+void locate(int64_t row, const ActivationSpec* specs, ActivationBuffer* const* out, int count, RowTarget* targets) {
+  for (int t = 0; t < count; ++t) {
+    const ActivationSpec& spec = specs[t];
+    targets[t].spec = spec;
+    targets[t].data =
+        out[t]->data.as<char>() + static_cast<size_t>(row * spec.stride()) * element_bytes(spec.format);
+    if (spec.group == 0) continue;
+    targets[t].scales = out[t]->scales.as<float>() + row * spec.groups();
+    targets[t].sums = out[t]->sums.as<int32_t>() + row * spec.groups();
+  }
+}
+
+// A row of floats per thread, kept for the next call.
+float* row_scratch(int64_t width) {
+  static thread_local std::vector<float> row;
+  if (row.size() < static_cast<size_t>(width)) row.resize(static_cast<size_t>(width));
+  return row.data();
+}
+
+}  // namespace
+
+ActivationBuffer::ActivationBuffer(const ActivationSpec& spec, int64_t rows)
+    : data(static_cast<size_t>(rows * spec.stride()) * element_bytes(spec.format)),
+      scales(static_cast<size_t>(rows * spec.groups()) * sizeof(float)),
+      sums(static_cast<size_t>(rows * spec.groups()) * sizeof(int32_t)) {}
+
+Activations ActivationBuffer::view(const ActivationSpec& spec, int64_t rows) const {
+  return view(spec, 0, rows);
+}
+
+Activations ActivationBuffer::view(const ActivationSpec& spec, int64_t first, int64_t rows) const {
+  Activations x;
+  x.spec = spec;
+  x.rows = rows;
+  x.data = data.as<char>() + static_cast<size_t>(first * spec.stride()) * element_bytes(spec.format);
+  if (spec.group == 0) return x;
+  x.scales = scales.as<float>() + first * spec.groups();
+  x.sums = sums.as<int32_t>() + first * spec.groups();
+  return x;
+}
+
+void convert(Pool& pool, const float* x, int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out,
+             int count) {
+  check_targets(rows, width, specs, out, count);
+  const auto* k = kernels().elementwise;
+  for_rows(pool, rows, width, [&](int64_t row) {
+    RowTarget targets[kMostTargets];
+    locate(row, specs, out, count, targets);
+    k->convert_row(x + row * width, width, targets, count);
+  });
+}
+
+void norm(Pool& pool, const float* x, const float* weight, float eps, const float* residual, int64_t rows, int64_t width,
+          float* out, const ActivationSpec* specs, ActivationBuffer* const* converted, int count) {
+  check_targets(rows, width, specs, converted, count);
+  const auto* k = kernels().elementwise;
+  for_rows(pool, rows, width, [&](int64_t row) {
+    // The row stays in the nearest cache between its norm and its conversions.
+    float* normed = out ? out + row * width : row_scratch(width);
+    k->norm_row(x + row * width, weight, eps, residual ? residual + row * width : nullptr, width, normed);
+    if (count == 0) return;
+    RowTarget targets[kMostTargets];
+    locate(row, specs, converted, count, targets);
+    k->convert_row(normed, width, targets, count);
+  });
+}
+
+EmbeddingTable make_table(const void* values, bool bf16, int64_t vocab, int64_t width) {
+  EmbeddingTable table;
+  table.bf16 = bf16;
+  table.vocab = vocab;
+  table.width = width;
+  table.data = Buffer(static_cast<size_t>(vocab * width) * (bf16 ? sizeof(uint16_t) : sizeof(float)));
+  std::memcpy(table.data.as<char>(), values, table.data.bytes());
+  return table;
+}
+
+void embed(Pool& pool, const EmbeddingTable& table, const int32_t* ids, int64_t rows, float scale, float* out) {
+  const auto* k = kernels().elementwise;
+  const int64_t width = table.width;
+  for_rows(pool, rows, width, [&](int64_t row) {
+    const int64_t at = ids[row] * width;
+    if (table.bf16) k->embed_row_bf16(table.data.as<uint16_t>() + at, scale, width, out + row * width);
+    else k->embed_row_f32(table.data.as<float>() + at, scale, width, out + row * width);
+  });
+}
+
+void select(Pool& pool, const float* x, const int32_t* rows, int64_t count, int64_t width, float* out) {
+  for_rows(pool, count, width, [&](int64_t row) {
+    std::memcpy(out + row * width, x + rows[row] * width, static_cast<size_t>(width) * sizeof(float));
+  });
+}
+
+}  // namespace noria
