@@ -186,7 +186,8 @@ def _bit_rows(packed: Bytes, run: int, bits: int) -> Bytes:
 
 def _high_bits(blocks: Bytes, at: int) -> Bytes:
     """The 32 fifth bits of a Q5 block, as 0 or 16 [blocks, 32]."""
-    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << np.uint8(4)
+    bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
+    return np.left_shift(bits, 4, dtype=np.uint8)
 
 
 def _q4_0(b: Bytes) -> _Parts:

@@ -11,6 +11,7 @@ import mmap
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -330,3 +331,22 @@ def _decode_strings(data: mmap.mmap | bytes, array: _StringArray) -> list[str]:
         out.append(data[pos + 8 : end].decode("utf-8", "replace"))
         pos = end
     return out
+
+
+def open_gguf(path: str | Path) -> GGUFFile:
+    """A GGUF file that several readers of one process share: parsed once per version of the file on disk.
+
+    Raises:
+        WeightsError, UnsupportedModelError: as `GGUFFile`.
+    """
+    path = Path(path)
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _open_cached(path.absolute(), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _open_cached(path: Path, modified: int, size: int) -> GGUFFile:
+    return GGUFFile(path)
