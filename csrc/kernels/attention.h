@@ -1,11 +1,75 @@
-// Kernel table of ops/attention: one instance per ISA level. No threads, no allocation: one call is one tile or row.
+// Kernel table of ops/attention and ops/rope_cache: one instance per ISA level. No threads, no allocation.
+//
+// Inside the cache, everything is 32-bit words of `pack` elements: 1 (f32), 2 (bf16) or 4 (int8). A unit holds one block
+// of one layer and KV head:
+//   keys          [block_size / lanes][head_dim / pack][lanes] words of `pack` neighbouring dims of one token
+//   values        [block_size / pack][head_dim] words of `pack` neighbouring tokens of one dim
+//   key scales    [block_size] float, int8 only
+//   value scales  [block_size] float, int8 only
+// lanes is 16, or 8 where blocks have 8 tokens. A vector thus holds one dim (pair, quad) of many tokens for q·k and many
+// dims of one token (pair, quad) for p·v: the operand of a plain, bf16 or VNNI dot product, without any shuffle.
+// int8 keys are stored as code + 128, because VNNI wants one unsigned operand; values are signed (weights are positive).
 #pragma once
 #include "core/types.h"
 
 namespace noria {
 
+inline constexpr int kAttentionTile = 64;      // key positions whose scores are taken together, from position 0 on
+inline constexpr int kAttentionSegment = 512;  // key positions of one online softmax; segments are folded in order
+inline constexpr int kMaxHeadDim = 256;
+
+struct CacheUnits {  // the units of one layer and KV head
+  CacheType type = CacheType::f32;
+  int head_dim = 0;
+  int block_shift = 0;                                // log2(block_size)
+  char* base = nullptr;                               // unit of block 0
+  int64_t block_stride = 0;                           // bytes from a block's unit to the next block's
+  int64_t values = 0, key_scales = 0, value_scales = 0;  // byte offsets in a unit
+};
+
+// Query rows of one KV head against key positions [begin, end) of one segment; begin is a multiple of the tile.
+// Row r is query head r % rows_per_token of the token at position first_position + r / rows_per_token.
+struct AttentionJob {
+  CacheUnits cache;
+  const int32_t* blocks = nullptr;  // the sequence's block table
+  const float* q = nullptr;         // [rows][head_dim]
+  int rows = 0, rows_per_token = 1;
+  int first_position = 0;
+  int begin = 0, end = 0;
+  int window = 0;
+  float scale = 1, softcap = 0;
+  // Results: the online softmax of the segment. out[r] = accumulated / sum once all segments are folded.
+  float* maximum = nullptr;      // [rows]
+  float* sum = nullptr;          // [rows]
+  float* accumulated = nullptr;  // [rows][padded_dim]
+  char* work = nullptr;          // attention_work_bytes(rows), 64-byte aligned
+};
+
+constexpr int64_t padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+constexpr int64_t attention_work_bytes(int64_t rows) {
+  return (rows * (kAttentionTile + 1) + 2 * kAttentionTile + kAttentionTile * kMaxHeadDim) * 4 + 256;
+}
+
+struct RopeHead {
+  const float* norm = nullptr;  // [head_dim] or null
+  float eps = 0;
+  const float* cos = nullptr;   // [rotary_dim / 2] of the token's position
+  const float* sin = nullptr;
+  int rotary_dim = 0;
+  int head_dim = 0;
+};
+
 struct AttentionKernels {
-  int placeholder;
+  void (*attend)(const AttentionJob& job);
+  // Folds a later segment's state into an earlier one's, for one row.
+  void (*fold)(float* maximum, float* sum, float* accumulated, const float* next_maximum, const float* next_sum,
+               const float* next_accumulated, int head_dim);
+  // out = accumulated / sum, for one row.
+  void (*finish)(const float* accumulated, const float* sum, float* out, int head_dim);
+  // One head of one token: norm, rotation.
+  void (*rotate)(const float* x, float* out, const RopeHead& head);
+  // One head of one token into the unit of its block, at `offset` within the block.
+  void (*write)(const CacheUnits& cache, int64_t block, int offset, const float* key, const float* value);
 };
 
 }  // namespace noria

@@ -1,24 +1,37 @@
 // Everything that touches the KV cache: rope + write, attention, block copies.
 #pragma once
+#include <vector>
+
 #include "core/pool.h"
 #include "core/types.h"
 
 namespace noria {
 
-// Owns the memory of all layers. Pages are touched only as blocks are used.
+struct CacheUnits;  // kernels/attention.h: layout inside a block
+
+// Owns the memory of all layers, block by block: a block of all layers lies together, so that pages are touched only as
+// blocks are used and a block is copied in one piece.
 class KvCache {
  public:
+  // Throws std::invalid_argument unless head_dim is a multiple of 8 up to 256 and block_size one of 8, 16, 32, 64, 128.
   KvCache(int layers, const CacheShape& shape);
   ~KvCache();
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
-  const CacheShape& shape() const;
-  CacheLayer layer(int index) const;
+  const CacheShape& shape() const { return shape_; }
+  int layers() const { return layers_; }
+  int64_t block_bytes() const { return block_bytes_; }
   void copy_blocks(const int32_t* pairs, int64_t count);  // [count][2]: source, destination
+  CacheUnits units(int layer, int kv_head) const;
+  // One token's key and value as floats, [head_dim] each: for tests and inspection.
+  void read(int layer, int kv_head, int64_t kv_position, float* key, float* value) const;
 
  private:
-  struct State;
-  State* state_;
+  int layers_;
+  CacheShape shape_;
+  int64_t unit_bytes_ = 0, block_bytes_ = 0;
+  size_t mapped_ = 0;
+  char* memory_ = nullptr;
 };
 
 struct RopeCacheArgs {
@@ -42,10 +55,20 @@ struct AttentionArgs {
   int window = 0;                  // 0: all
   float softcap = 0;               // 0: none
 };
+
+// Neighbouring query tokens of a sequence and one KV head, over segments [first_segment, last_segment).
+struct AttentionTask {
+  int32_t sequence, kv_head, token, tokens;
+  int32_t first_segment, last_segment;
+  int64_t partial;  // floats into the partial results, -1: the task covers all segments and writes the output
+};
 // Work space that grows to the largest step and is then reused.
 struct AttentionScratch {
-  Buffer memory;
+  Buffer memory;    // per thread
+  Buffer partials;  // of contexts that several threads share
+  std::vector<AttentionTask> tasks, shared;
 };
+// The tokens of a sequence have consecutive positions, the last being kv_length - 1.
 void attention(Pool& pool, const AttentionArgs& args, const BatchView& batch, const KvCache& cache, int layer,
                AttentionScratch& scratch);
 

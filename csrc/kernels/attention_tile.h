@@ -1,0 +1,178 @@
+// Micro-kernels of attention: q·k of a few query rows with one tile of keys, and p·v with one tile of values.
+// Every score and every output lane has its own chain of fused multiply-adds in a fixed order, so that how many rows and
+// lanes are computed at once (R, V) cannot change a bit.
+#pragma once
+#include "kernels/attention.h"
+#include "kernels/simd.h"
+
+namespace noria::NORIA_ISA {
+
+#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16) || defined(NORIA_ISA_neon) || defined(NORIA_ISA_neon_i8mm)
+static constexpr int kMaxRows = 4, kMaxVectors = 4;  // 32 registers
+#else
+static constexpr int kMaxRows = 3, kMaxVectors = 2;  // 16 registers
+#endif
+
+static inline Vi load_words(const char* p) { return as_int(load(reinterpret_cast<const float*>(p))); }
+
+// Arithmetic shift right by 24: the sign-extended top byte.
+static inline Vi sign_top(Vi v) {
+#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+  return _mm512_srai_epi32(v, 24);
+#elif defined(NORIA_ISA_avx2)
+  return _mm256_srai_epi32(v, 24);
+#elif defined(NORIA_ISA_neon) || defined(NORIA_ISA_neon_i8mm)
+  return vshrq_n_s32(v, 24);
+#elif defined(__SSE4_1__)
+  return _mm_srai_epi32(v, 24);
+#else
+  Vi out = v;
+  int32_t lanes[kLanes];
+  std::memcpy(lanes, &v, sizeof lanes);
+  for (int i = 0; i < kLanes; ++i) lanes[i] >>= 24;
+  std::memcpy(&out, lanes, sizeof lanes);
+  return out;
+#endif
+}
+
+// Elements of a word of keys or values as floats. kPack elements per word; part<j> is element j.
+struct F32 {
+  static constexpr int kPack = 1;
+  template <int j> static inline Vf key(Vi w) { return as_float(w); }
+  template <int j> static inline Vf value(Vi w) { return as_float(w); }
+};
+struct Bf16 {
+  static constexpr int kPack = 2;
+  template <int j> static inline Vf key(Vi w) {
+    return as_float(j ? and_int(w, set1_int(static_cast<int>(0xffff0000u))) : shift_left<16>(w));
+  }
+  template <int j> static inline Vf value(Vi w) { return key<j>(w); }
+};
+struct Int8 {
+  static constexpr int kPack = 4;
+  template <int j> static inline Vf key(Vi w) {  // stored as code + 128
+    const Vi byte = j == 3 ? shift_right<24>(w) : and_int(shift_right<8 * j>(w), set1_int(0xff));
+    return to_float(add_int(byte, set1_int(-128)));
+  }
+  template <int j> static inline Vf value(Vi w) { return to_float(sign_top(j == 3 ? w : shift_left<24 - 8 * j>(w))); }
+};
+
+// scores[r][v * kLanes …] = q[r] · key, summed in ascending dim. keys[v]: first word of the vector; rows of 16 words.
+template <class T, int R, int V>
+static void dot(const float* q, int head_dim, const char* const* keys, float* scores) {
+  Vf sum[R][V];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = zero();
+  const char* key[V];
+  for (int v = 0; v < V; ++v) key[v] = keys[v];
+  const int words = head_dim / T::kPack;
+  for (int64_t i = 0; i < words; ++i) {
+    Vi word[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) word[v] = load_words(key[v] + i * 64);
+    const float* x = q + i * T::kPack;
+#define NORIA_PART(j)                                                                    \
+  if constexpr (j < T::kPack) {                                                          \
+    Vf k[V];                                                                             \
+    _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) k[v] = T::template key<j>(word[v]); \
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; ++r) {                                \
+      const Vf factor = set1(x[r * head_dim + j]);                                       \
+      _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) sum[r][v] = fma(factor, k[v], sum[r][v]); \
+    }                                                                                    \
+  }
+    NORIA_PART(0) NORIA_PART(1) NORIA_PART(2) NORIA_PART(3)
+#undef NORIA_PART
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(scores + r * kAttentionTile + v * kLanes, sum[r][v]);
+}
+
+// The values of a tile, in runs of 8 tokens.
+struct ValueTile {
+  const char* runs[kAttentionTile / 8];
+  int tokens;      // valid ones; weights beyond are zero
+  int head_dim;
+  int64_t stride;  // floats from a row of `accumulated` to the next
+};
+
+// accumulated[r] = accumulated[r] * decay[r] + sum over tokens of weights[r][t] * value[t], for V vectors of dims from
+// `dim` on. A tile's last word may hold tokens that do not exist: of bf16 they are left out (a stale NaN times zero is
+// NaN), int8 codes are always finite.
+template <class T, int R, int V>
+static void accumulate(const float* weights, const float* decay, const ValueTile& tile, int dim, float* accumulated) {
+  Vf sum[R][V];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const Vf factor = set1(decay[r]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) sum[r][v] = mul(factor, load(accumulated + r * tile.stride + v * kLanes));
+  }
+  const int64_t row = static_cast<int64_t>(tile.head_dim) * 4;
+  for (int first = 0; first < tile.tokens; first += 8) {
+    const char* words = tile.runs[first / 8] + dim * 4;
+    const float* x = weights + first;
+    const int count = tile.tokens - first < 8 ? tile.tokens - first : 8;
+    int t = 0;
+#define NORIA_PART(j)                                                                      \
+  if constexpr (j < T::kPack) {                                                            \
+    Vf value[V];                                                                           \
+    _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) value[v] = T::template value<j>(word[v]); \
+    _Pragma("GCC unroll 4") for (int r = 0; r < R; ++r) {                                  \
+      const Vf factor = set1(x[r * kAttentionTile + t + j]);                               \
+      _Pragma("GCC unroll 4") for (int v = 0; v < V; ++v) sum[r][v] = fma(factor, value[v], sum[r][v]); \
+    }                                                                                      \
+  }
+    for (; t + T::kPack <= count; t += T::kPack, words += row) {
+      Vi word[V];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) word[v] = load_words(words + v * kLanes * 4);
+      NORIA_PART(0) NORIA_PART(1) NORIA_PART(2) NORIA_PART(3)
+    }
+    if (T::kPack > 1 && t < count) {
+      Vi word[V];
+      for (int v = 0; v < V; ++v) word[v] = load_words(words + v * kLanes * 4);
+      NORIA_PART(0)
+      if constexpr (T::kPack == 4) {
+        NORIA_PART(1) NORIA_PART(2) NORIA_PART(3)
+      }
+    }
+#undef NORIA_PART
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(accumulated + r * tile.stride + v * kLanes, sum[r][v]);
+}
+
+using DotFn = void (*)(const float*, int, const char* const*, float*);
+using AccumulateFn = void (*)(const float*, const float*, const ValueTile&, int, float*);
+
+// [rows - 1][vectors - 1] of a cache type.
+template <class T> struct TileKernels {
+  DotFn dots[kMaxRows][kMaxVectors];
+  AccumulateFn sums[kMaxRows][kMaxVectors];
+  template <int R> constexpr void fill_row() {
+    dots[R - 1][0] = dot<T, R, 1>;
+    dots[R - 1][1] = dot<T, R, 2>;
+    sums[R - 1][0] = accumulate<T, R, 1>;
+    sums[R - 1][1] = accumulate<T, R, 2>;
+    if constexpr (kMaxVectors == 4) {
+      dots[R - 1][2] = dot<T, R, 3>;
+      dots[R - 1][3] = dot<T, R, 4>;
+      sums[R - 1][2] = accumulate<T, R, 3>;
+      sums[R - 1][3] = accumulate<T, R, 4>;
+    }
+  }
+  constexpr TileKernels() : dots(), sums() {
+    fill_row<1>();
+    fill_row<2>();
+    fill_row<3>();
+    if constexpr (kMaxRows == 4) fill_row<kMaxRows>();
+  }
+};
+
+}  // namespace noria::NORIA_ISA

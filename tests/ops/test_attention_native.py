@@ -1,0 +1,241 @@
+"""Native cache, rope_cache and attention against float64 NumPy, and bit for bit against themselves.
+
+The attention reference reads the keys and values back from the cache, so that its bound is that of float32 arithmetic
+whatever the cache type; how well the cache keeps them is tested apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+native: Any = pytest.importorskip("noria._native")
+
+ISAS = native.available_isas()
+TYPES = ("f32", "bf16", "int8")
+# |out - reference| <= BOUND * max|value|: scores of magnitude 10 are off by 10 * 2^-24 * sqrt(head_dim), weights by the
+# same factor; int8 products on some levels round queries to 16 bits.
+BOUND = 3e-5
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.isa()
+    native.select_isa(request.param)
+    yield request.param
+    native.select_isa(before)
+
+
+@dataclass
+class Setup:
+    """A cache with random contents for sequences of given lengths, at shuffled blocks."""
+
+    type: str = "f32"
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    lengths: tuple[int, ...] = (70,)
+    seed: int = 0
+    spare: int = 3
+    pool: Any = field(default_factory=lambda: native.Pool(1))
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        blocks = [-(-length // self.block_size) for length in self.lengths]
+        total = sum(blocks) + self.spare
+        self.cache = native.KvCache(2, self.type, self.kv_heads, self.head_dim, self.block_size, total)
+        order = random.permutation(total).astype(np.int32)
+        self.tables = np.full((len(blocks), max(blocks)), -1, np.int32)
+        for slot, count in enumerate(blocks):
+            self.tables[slot, :count], order = order[:count], order[count:]
+        self.q: list[np.ndarray] = []  # per sequence [tokens, heads * head_dim]
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        for slot, length in enumerate(self.lengths):
+            qkv = np.random.default_rng([self.seed, slot]).standard_normal((length, width)).astype(np.float32)
+            self.q.append(self.write(qkv, slot))
+
+    def kv_positions(self, slot: int, length: int) -> np.ndarray:
+        at = np.arange(length)
+        return (self.tables[slot, at // self.block_size] * self.block_size + at % self.block_size).astype(np.int32)
+
+    def write(self, qkv: np.ndarray, slot: int) -> np.ndarray:
+        at = np.arange(len(qkv), dtype=np.int32)
+        return native.rope_cache(
+            self.pool, qkv, at, self.kv_positions(slot, len(qkv)), self.cache, 1, self.heads, None, None
+        )
+
+    def attend(self, rows: list[tuple[int, int, int]], threads: int = 1, **options: Any) -> list[np.ndarray]:
+        """Attention for (slot, first token, tokens) of each sequence in one batch."""
+        positions = np.concatenate([np.arange(a, a + n, dtype=np.int32) for _, a, n in rows])
+        out = native.attention(
+            native.Pool(threads),
+            np.ascontiguousarray(np.concatenate([self.q[s][a : a + n] for s, a, n in rows])),
+            positions,
+            np.cumsum([0] + [n for *_, n in rows]).astype(np.int32),
+            np.array([a + n for _, a, n in rows], np.int32),
+            np.array([s for s, *_ in rows], np.int32),
+            self.tables,
+            self.cache,
+            1,
+            self.heads,
+            self.head_dim**-0.5,
+            **options,
+        )
+        return np.split(out, np.cumsum([n for *_, n in rows])[:-1])
+
+    def reference(self, slot: int, window: int = 0, softcap: float = 0.0) -> tuple[np.ndarray, float]:
+        """Attention of all tokens of a sequence in float64; largest value."""
+        length = self.lengths[slot]
+        keys, values = (x.astype(np.float64) for x in self.cache.read(1, self.kv_positions(slot, length)))
+        q = self.q[slot].reshape(length, self.heads, self.head_dim).astype(np.float64)
+        out = np.empty_like(q)
+        distance = np.arange(length)[:, None] - np.arange(length)[None, :]
+        seen = (distance >= 0) & ((distance < window) if window else True)
+        for head in range(self.heads):
+            kv = head // (self.heads // self.kv_heads)
+            scores = q[:, head] @ keys[:, kv].T * self.head_dim**-0.5
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            scores = np.where(seen, scores, -np.inf)
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            out[:, head] = weights / weights.sum(1, keepdims=True) @ values[:, kv]
+        return out.reshape(length, -1), float(np.abs(values).max())
+
+
+def check(setup: Setup, **options: Any) -> None:
+    for slot, length in enumerate(setup.lengths):
+        got = setup.attend([(slot, 0, length)], **options)[0]
+        want, largest = setup.reference(slot, **options)
+        assert np.abs(got - want).max() <= BOUND * largest
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (8, 1)])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_attention_matches_reference(isa: str, type: str, heads: int, kv_heads: int, head_dim: int) -> None:
+    check(Setup(type, heads, kv_heads, head_dim, 16, (1, 77)))
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("head_dim", [8, 24, 72])
+def test_odd_head_dims(isa: str, type: str, head_dim: int) -> None:
+    check(Setup(type, 5, 1, head_dim, 16, (67,)))
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("block_size", [8, 32, 128])
+def test_block_sizes(isa: str, type: str, block_size: int) -> None:
+    check(Setup(type, 6, 2, 64, block_size, (5, 150)))
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("window", [1, 30, 64, 100])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_window_and_softcap(isa: str, type: str, window: int, softcap: float) -> None:
+    check(Setup(type, 3, 1, 64, 16, (190,)), window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_contexts_of_several_segments(isa: str, type: str) -> None:
+    setup = Setup(type, 3, 1, 64, 16, (1100,))
+    check(setup)
+    check(setup, window=700)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("window", [0, 100])
+def test_chunks_change_no_bit(isa: str, type: str, window: int) -> None:
+    length = 1100
+    setup = Setup(type, 6, 2, 64, 16, (length,))
+    whole = setup.attend([(0, 0, length)], window=window)[0]
+    for sizes in ((1,), (7, 64, 1, 13), (500,)):
+        at, turn = (length - 80 if sizes == (1,) else 0), 0
+        while at < length:
+            count = min(sizes[turn % len(sizes)], length - at)
+            part = setup.attend([(0, at, count)], window=window)[0]
+            assert np.array_equal(part, whole[at : at + count])
+            at, turn = at + count, turn + 1
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_neighbours_and_threads_change_no_bit(isa: str, type: str) -> None:
+    lengths = (600, 1, 130, 64, 1500, 33)
+    setup = Setup(type, 9, 3, 64, 16, lengths)
+    rows = [(0, 599, 1), (1, 0, 1), (2, 100, 30), (3, 63, 1), (4, 1499, 1), (5, 0, 33)]
+    alone = [setup.attend([row])[0] for row in rows]
+    for threads in (1, 2, 5):
+        for order in (range(6), (4, 2, 0, 5, 3, 1)):
+            together = setup.attend([rows[i] for i in order], threads=threads)
+            assert all(np.array_equal(out, alone[i]) for out, i in zip(together, order, strict=True))
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_long_context_shared_among_threads_changes_no_bit(isa: str, type: str) -> None:
+    setup = Setup(type, 3, 1, 64, 16, (3000,))
+    alone = setup.attend([(0, 2999, 1)])[0]
+    for threads in (2, 7):
+        assert np.array_equal(setup.attend([(0, 2999, 1)], threads=threads)[0], alone)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("head_dim", [72, 128])
+def test_placement_changes_no_bit(isa: str, type: str, head_dim: int) -> None:
+    """Other block tables, block sizes and number of spare blocks: the same sequence, the same bits."""
+    results = []
+    for spare, lengths, block_size in ((0, (201,), 16), (9, (201, 50), 16), (1, (201,), 8), (2, (201,), 64)):
+        setup = Setup(type, 4, 2, head_dim, block_size, lengths, spare=spare)
+        results.append(setup.attend([(0, 0, 201)])[0])
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_stale_cache_contents_do_no_harm(isa: str, type: str, block_size: int) -> None:
+    """A block that an earlier request filled with NaN and infinities, given to a new one."""
+    length = 37
+    clean = Setup(type, 3, 1, 72, block_size, (length,), spare=0)
+    dirty = Setup(type, 3, 1, 72, block_size, (length,), spare=0)
+    every = np.arange(dirty.tables.size * block_size, dtype=np.int32)
+    poison = np.full((len(every), 5 * 72), np.nan, np.float32)
+    poison[::2] = np.inf
+    native.rope_cache(dirty.pool, poison, every, every, dirty.cache, 1, 3, None, None)
+    dirty.write(np.random.default_rng([0, 0]).standard_normal((length, 5 * 72)).astype(np.float32), 0)
+    got = dirty.attend([(0, 0, length)])[0]
+    assert np.array_equal(got, clean.attend([(0, 0, length)])[0])
+    assert np.isfinite(got).all()
+
+
+def test_large_scores_stay_finite(isa: str) -> None:
+    setup = Setup("f32", 2, 1, 64, 16, (100,))
+    setup.q = [q * 1e4 for q in setup.q]
+    got = setup.attend([(0, 0, 100)])[0]
+    want, largest = setup.reference(0)
+    assert np.isfinite(got).all()
+    # A softmax this sharp picks one value, unless two scores are closer than float32 can tell.
+    assert np.median(np.abs(got - want)) <= BOUND * largest
+
+
+def test_bad_arguments_are_refused() -> None:
+    for head_dim, block_size in ((60, 16), (264, 16), (64, 12), (64, 256)):
+        with pytest.raises(ValueError):
+            native.KvCache(1, "f32", 1, head_dim, block_size, 4)
+    with pytest.raises(ValueError, match="int7"):
+        native.KvCache(1, "int7", 1, 64, 16, 4)
+    setup = Setup()
+    with pytest.raises(ValueError, match="outside the cache"):
+        native.rope_cache(
+            setup.pool,
+            np.zeros((1, 8 * 64), np.float32),
+            np.zeros(1, np.int32),
+            np.full(1, 10_000, np.int32),
+            setup.cache,
+            1,
+            4,
+            None,
+            None,
+        )
