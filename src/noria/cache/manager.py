@@ -8,7 +8,6 @@ only; nothing here knows what a block holds, or schedules anything.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +68,11 @@ class CacheManager(Protocol):
     @property
     def block_size(self) -> int: ...
 
+    @property
+    def shares(self) -> bool:
+        """Whether tables can have blocks in common."""
+        ...
+
     def chain(self, salt: str) -> HashChain | None:
         """Where a request keeps the digests of its blocks; None: this cache shares nothing."""
         ...
@@ -84,10 +88,17 @@ class CacheManager(Protocol):
         ...
 
     def fork(
-        self, key: int, chain: HashChain | None, source: BlockTable, shared: int, size: int, reserve: int = 0
+        self,
+        key: int,
+        chain: HashChain | None,
+        match: Match,
+        source: BlockTable,
+        shared: int,
+        size: int,
+        reserve: int = 0,
     ) -> Fork | None:
         """A table for `size` tokens whose first `shared` tokens are those of a sibling; None: not enough blocks, or
-        this cache shares nothing."""
+        this cache shares nothing. `match` is of at most `shared` tokens."""
         ...
 
     def grow(self, table: BlockTable, size: int) -> list[int] | None:
@@ -106,10 +117,6 @@ class CacheManager(Protocol):
 
     def counts(self) -> PoolCounts: ...
 
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        """Raises CacheCheckError unless every block and every reference is accounted for by these tables."""
-        ...
-
 
 class PagedManager:
     """Single blocks from one pool, shared by reference count.
@@ -117,6 +124,8 @@ class PagedManager:
     Prefixes are shared in whole blocks. A prefix that a running request is still computing is announced, so that others
     wait for it instead of computing it again.
     """
+
+    shares = True
 
     def __init__(self, num_blocks: int, options: CacheOptions, digest: Digest = chained_digest) -> None:
         self.block_size = options.block_size
@@ -162,17 +171,23 @@ class PagedManager:
         return table
 
     def fork(
-        self, key: int, chain: HashChain | None, source: BlockTable, shared: int, size: int, reserve: int = 0
+        self,
+        key: int,
+        chain: HashChain | None,
+        match: Match,
+        source: BlockTable,
+        shared: int,
+        size: int,
+        reserve: int = 0,
     ) -> Fork | None:
         whole, rest = divmod(shared, self.block_size)
-        kept = source.blocks[:whole]
-        blocks = self._take(kept, self._blocks_for(size) - whole, reserve)
+        blocks = self._take(source.blocks[:whole], self._blocks_for(size) - whole, reserve)
         if blocks is None:
             return None
-        copies = ((source.blocks[whole], blocks[whole]),) if rest else ()
-        # Shared blocks were offered by the sibling, so this table's own offers would need its chain of parents: what a
-        # sibling appends after the prompt is private, and nothing is lost by not offering it.
-        return Fork(BlockTable(key, blocks), copies)
+        table = BlockTable(key, blocks)
+        if len(match.blocks) == whole:  # else nothing leads to this table's own blocks, so they cannot be offered
+            table.chain, table.committed, table.parent = chain, whole, match.parent
+        return Fork(table, ((source.blocks[whole], blocks[whole]),) if rest else ())
 
     def grow(self, table: BlockTable, size: int) -> list[int] | None:
         missing = self._blocks_for(size) - len(table.blocks)
@@ -219,11 +234,6 @@ class PagedManager:
     def counts(self) -> PoolCounts:
         return self.pool.counts()
 
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        from noria.cache.checks import check_paged
-
-        check_paged(self, tables)
-
     def _blocks_for(self, size: int) -> int:
         return -(-size // self.block_size)
 
@@ -247,6 +257,8 @@ class PagedManager:
 
 class ContiguousManager:
     """One region of consecutive blocks per request, as long as the longest request. Nothing is shared or preempted."""
+
+    shares = False
 
     def __init__(self, num_blocks: int, options: CacheOptions, max_model_len: int) -> None:
         self.block_size = options.block_size
@@ -274,7 +286,14 @@ class ContiguousManager:
         return BlockTable(key, list(range(number * self.region, (number + 1) * self.region)))
 
     def fork(
-        self, key: int, chain: HashChain | None, source: BlockTable, shared: int, size: int, reserve: int = 0
+        self,
+        key: int,
+        chain: HashChain | None,
+        match: Match,
+        source: BlockTable,
+        shared: int,
+        size: int,
+        reserve: int = 0,
     ) -> Fork | None:
         return None
 
@@ -295,11 +314,6 @@ class ContiguousManager:
     def counts(self) -> PoolCounts:
         held = len(self._held) * self.region
         return PoolCounts(self.total - held, 0, held, self.total, self._allocated, 0)
-
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        from noria.cache.checks import check_contiguous
-
-        check_contiguous(self, tables)
 
 
 def make_manager(num_blocks: int, options: CacheOptions, max_model_len: int) -> CacheManager:

@@ -1,0 +1,108 @@
+"""The running requests as columns, so that a step is planned by a few array operations.
+
+One entry per slot, changed only where something changed. Lengths are *planned* ones: they count what is in flight.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+import numpy as np
+
+from noria.engine.policy import Key
+from noria.engine.request import Request
+from noria.plan import Int32
+
+
+class Running:
+    """Columns by slot, and the slots in the order of the policy.
+
+    Attributes:
+        computed: [slots] tokens whose keys and values are valid once all that is planned has run.
+        known: [slots] tokens of the request, including those that are being sampled.
+        goal: [slots] most tokens to compute. limit: [slots] most tokens. prompt: [slots] tokens of the prompt.
+        capacity: [slots] tokens that fit the block table.
+        requests: [slots] who has the slot.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.computed = np.zeros(slots, np.int32)
+        self.known = np.zeros(slots, np.int32)
+        self.goal = np.zeros(slots, np.int32)
+        self.limit = np.zeros(slots, np.int32)
+        self.prompt = np.zeros(slots, np.int32)
+        self.capacity = np.zeros(slots, np.int32)
+        self.requests: list[Request | None] = [None] * slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._order: list[tuple[Key, int]] = []
+        self._slots: Int32 | None = None
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the order of the policy."""
+        for _, slot in self._order:
+            request = self.requests[slot]
+            assert request is not None
+            yield request
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    @property
+    def slots(self) -> Int32:
+        """[running] slots in the order of the policy. Not to be changed."""
+        if self._slots is None:
+            self._slots = np.fromiter((slot for _, slot in self._order), np.int32, len(self._order))
+        return self._slots
+
+    def newest(self) -> Iterator[Request]:
+        """Against the order of the policy."""
+        for _, slot in reversed(self._order):
+            request = self.requests[slot]
+            assert request is not None
+            yield request
+
+    def add(self, request: Request, key: Key, computed: int, capacity: int) -> int:
+        """Gives a request a slot and returns it. `computed`: tokens that it shares or copies."""
+        slot = self._free.pop()
+        self.requests[slot] = request
+        self.computed[slot] = computed
+        self.known[slot] = len(request.tokens)
+        self.goal[slot] = request.goal
+        self.limit[slot] = request.limit
+        self.prompt[slot] = request.prompt_length
+        self.capacity[slot] = capacity
+        insort(self._order, (key, slot))
+        self._slots = None
+        return slot
+
+    def remove(self, slot: int, key: Key) -> None:
+        self.requests[slot] = None
+        self._free.append(slot)
+        del self._order[bisect_left(self._order, (key, slot))]
+        self._slots = None
+
+    def divide(self, budget: int) -> tuple[Int32, Int32]:
+        """The one rule: each request gets tokens until computed = known, within the budget.
+
+        Rows with a single token to compute come first, so that a long prompt never delays another's next token.
+        Returns slots and counts [rows].
+        """
+        slots = self.slots
+        need = np.minimum(self.known[slots], self.goal[slots]) - self.computed[slots]
+        single = slots[need == 1][:budget]
+        several = need > 1
+        if not several.any() or len(single) == budget:
+            return single, np.ones(len(single), np.int32)
+        wanted = need[several]
+        before = np.cumsum(wanted) - wanted
+        counts = np.clip(budget - len(single) - before, 0, wanted).astype(np.int32)
+        some = counts > 0
+        return (
+            np.concatenate((single, slots[several][some])),
+            np.concatenate((np.ones(len(single), np.int32), counts[some])),
+        )

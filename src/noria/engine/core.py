@@ -1,0 +1,178 @@
+"""The engine's core: schedule → execute → update.
+
+Owns the scheduler, the cache's blocks and the steps in flight. No sockets, no processes, no device: it is driven by
+`handle` and `step`, and talks to an executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from noria.cache.checks import check_cache
+from noria.cache.manager import make_manager
+from noria.config import CacheOptions, SchedulerOptions
+from noria.engine.outputs import Outputs
+from noria.engine.request import RefusedRequest, Request, make_request
+from noria.engine.scheduler import Flight, Scheduler
+from noria.errors import EngineError
+from noria.executor.base import Executor
+from noria.messages import (
+    Abort,
+    Control,
+    EngineInfo,
+    EngineStats,
+    Finished,
+    Hello,
+    StepOutputs,
+    Submit,
+    ToEngine,
+    build_id,
+)
+
+
+class EngineCore:
+    """One engine, turned by whoever drives it.
+
+    Args:
+        executor: runs the steps.
+        cache: layout, sharing and reclaiming of blocks. `block_size` and number of blocks are the executor's.
+        scheduler: batching.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        cache: CacheOptions,
+        scheduler: SchedulerOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        worker = executor.info
+        slots = min(scheduler.max_num_seqs, worker.num_slots)
+        # A request that the whole cache cannot hold could never end.
+        max_model_len = min(worker.max_model_len, worker.num_blocks * worker.block_size)
+        if cache.block_size != worker.block_size:
+            raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
+        self._manager = make_manager(worker.num_blocks, cache, max_model_len)
+        self._scheduler = Scheduler(self._manager, scheduler, slots)
+        self._executor = executor
+        self._depth = scheduler.in_flight_depth
+        self._clock = clock
+        self._flights: deque[Flight] = deque()
+        self._outputs = Outputs()
+        self._orders = 0
+        self.draining = False
+        self.stopped = False
+        self.info = EngineInfo(
+            build_id=build_id(),
+            max_model_len=max_model_len,
+            vocab_size=worker.vocab_size,
+            num_blocks=worker.num_blocks,
+            block_size=worker.block_size,
+            max_num_seqs=slots,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            backend=worker.backend,
+            isa=worker.isa,
+            threads=worker.threads,
+            weights=worker.weights,
+            cache_dtype=worker.cache_dtype,
+            weight_bytes=worker.weight_bytes,
+            cache_bytes=worker.cache_bytes,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to say, now or after `idle_seconds`."""
+        return bool(self._scheduler.requests or self._flights or self._outputs)
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the next step would have nothing to do: above 0 only while a static batch fills."""
+        if self._flights or self._outputs:
+            return 0.0
+        return self._scheduler.delay(self._clock())
+
+    @property
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        return scheduler.counters.snapshot(len(scheduler.running), len(scheduler.waiting), self._manager.counts())
+
+    def handle(self, message: ToEngine) -> None:
+        """Takes in one message. What it causes is said by later steps."""
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            for request_id in message.request_ids:
+                self._scheduler.abort(request_id)
+            self._outputs.stats_wanted = True  # so that the client sees blocks and slots come back
+        elif isinstance(message, Control):
+            self._control(message)
+        elif isinstance(message, Hello) and message.build_id != self.info.build_id:
+            raise EngineError(f"the client is of build {message.build_id}, this engine of {self.info.build_id}")
+
+    def step(self) -> StepOutputs | None:
+        """One turn. Returns what there is to say, if anything.
+
+        Raises:
+            EngineError: the executor failed; this engine cannot go on.
+        """
+        began = self._clock()
+        flight = self._scheduler.schedule(began, self._outputs)
+        planned = self._clock()
+        if flight is not None:
+            self._executor.submit(flight.plan)
+            self._flights.append(flight)
+        collected = updated = self._clock()
+        if self._flights and (flight is None or len(self._flights) >= self._depth):
+            oldest = self._flights.popleft()
+            try:
+                result = self._executor.collect()
+            except Exception as error:
+                raise EngineError(f"step {oldest.plan.step} failed: {error}") from error
+            collected = self._clock()
+            self._scheduler.update(oldest, result, collected, self._outputs)
+            updated = self._clock()
+        self._scheduler.counters.step_seconds += updated - began
+        self._scheduler.counters.plan_seconds += planned - began + updated - collected
+        return self._say()
+
+    def check(self) -> None:
+        """Raises CacheCheckError unless every block is accounted for."""
+        tables = [request.table for request in self._scheduler.running if request.table is not None]
+        check_cache(self._manager, tables)
+
+    def _say(self) -> StepOutputs | None:
+        if not self._outputs:
+            return None
+        outputs, self._outputs = self._outputs, Outputs()
+        return outputs.message(self._scheduler.collected, self.stats)
+
+    def _submit(self, submit: Submit) -> None:
+        now = self._clock()
+        if submit.request_id in self._scheduler.requests:
+            raise EngineError(f"request {submit.request_id} was submitted twice")
+        try:
+            request = self._request(submit, now)
+        except RefusedRequest as refusal:
+            self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
+            return
+        self._scheduler.submit(request, now, self._outputs)
+
+    def _request(self, submit: Submit, now: float) -> Request:
+        if self.draining:
+            raise RefusedRequest("the engine is shutting down")
+        self._orders += 1
+        return make_request(submit, self._orders, now, self.info.vocab_size, self.info.max_model_len)
+
+    def _control(self, control: Control) -> None:
+        if control.action == "drain":
+            self.draining = True
+        elif control.action == "shutdown":
+            self.stopped = True
+        elif control.action == "reset_prefix_cache":
+            self._manager.reset()
+            self._outputs.stats_wanted = True
+        else:
+            self._outputs.stats_wanted = True

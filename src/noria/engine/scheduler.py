@@ -1,0 +1,405 @@
+"""The scheduler: what each step computes, and what its results mean.
+
+One rule: each running request is given tokens until computed = known, within the token budget. Running requests come
+first, then waiting ones are admitted. Chunked prefill, prefix hits and resuming after a preemption are that one rule.
+
+Plain data in, plain data out: no clock, no executor, no messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from noria.cache.manager import BlockTable, CacheManager, Match
+from noria.config import SchedulerOptions
+from noria.engine.columns import Running
+from noria.engine.outputs import Outputs
+from noria.engine.policy import KEYS, make_admission
+from noria.engine.queue import WaitingQueue
+from noria.engine.request import Request, State
+from noria.engine.stats import Counters
+from noria.errors import EngineError
+from noria.messages import FinishReason
+from noria.plan import Admission, Int32, StepPlan, StepResult
+
+_MOST_LOOKS = 64  # prefix lookups of one step that end without an admission, so that planning stays short
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan under way, and whom its results concern.
+
+    Attributes:
+        sampled: in plan order. They may have been finished or preempted since.
+        progress: rows whose computed tokens matter to others or to their end, and how many are computed by then.
+        scored: slot → request, of rows with prompt log-probabilities.
+    """
+
+    plan: StepPlan
+    sampled: list[Request]
+    progress: list[tuple[Request, int]]
+    scored: dict[int, Request]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    slots: Int32
+    counts: Int32
+    appended: dict[int, list[int]] = field(default_factory=dict)
+    preempted: bool = False
+    admitted: list[Admission] = field(default_factory=list)
+    admitted_counts: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """Where a request's first tokens come from: matched blocks, or a sibling's table. `tokens`: how many."""
+
+    match: Match
+    tokens: int
+    sibling: BlockTable | None = None
+
+
+class Scheduler:
+    """Owns all requests from submission to their end.
+
+    Args:
+        manager: the cache's blocks.
+        options: batching.
+        slots: rows that the worker has.
+    """
+
+    def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int) -> None:
+        self.manager = manager
+        self.budget = options.max_num_batched_tokens
+        self.requests: dict[int, Request] = {}
+        self.counters = Counters()
+        self.step = 0  # last planned
+        self.collected = 0  # last whose results are in
+        self._key = KEYS[options.policy]
+        self._admission = make_admission(options, slots)
+        self._max_preemptions = options.max_preemptions
+        self._slots = slots
+        self.waiting = WaitingQueue(self._key)
+        self.running = Running(slots)
+        self._released: list[int] = []
+        self._leaders: dict[int, Request] = {}  # group → the running request that its siblings share with
+        self._scoring: set[int] = set()  # slots that owe prompt log-probabilities
+        self._frees = 0
+        self._stuck: tuple[Request, int] | None = None  # did not fit, when so many tables had been freed
+
+    # ------------------------------------------------------------------------------------------ requests come and go
+
+    def submit(self, request: Request, now: float, outputs: Outputs) -> None:
+        """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
+        self.requests[request.id] = request
+        request.chain = self.manager.chain(request.salt)
+        if request.chain is not None:
+            request.chain.extend(request.tokens)
+        self.waiting.push(request)
+        if request.output_length and (reason := _ending(request)):
+            last = request.tokens[-1]
+            self._finish(request, reason, now, outputs, last if reason == "stop" else None)
+
+    def abort(self, request_id: int) -> None:
+        """Forgets a request and frees its blocks. A step under way may still write to them: it does so before any
+        later step, so they can be handed out at once."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._forget(request)
+
+    def delay(self, now: float) -> float:
+        """Seconds until there may be something to plan; 0 if there may be now."""
+        if len(self.running) or not len(self.waiting):
+            return 0.0
+        return self._admission.delay(0, len(self.waiting), self.waiting.oldest, now)
+
+    def _finish(
+        self, request: Request, reason: FinishReason, now: float, outputs: Outputs, stop_id: int | None = None
+    ) -> None:
+        self._forget(request)
+        outputs.add_finished(request, reason, now, stop_id)
+
+    def _forget(self, request: Request) -> None:
+        running = request.state is State.RUNNING
+        request.state = State.FINISHED
+        del self.requests[request.id]
+        if running:
+            self._leave(request)
+        else:
+            self.waiting.remove(request)
+
+    def _leave(self, request: Request) -> None:
+        """Takes slot and blocks from a request that runs no longer."""
+        assert request.table is not None
+        self.running.remove(request.slot, self._key(request))
+        self._released.append(request.slot)
+        self._scoring.discard(request.slot)
+        self.manager.free(request.table)
+        self._frees += 1
+        request.table, request.slot = None, -1
+        if self._leaders.get(request.group) is request:
+            del self._leaders[request.group]
+        self.waiting.wake(request.id, None)
+
+    def _preempt(self, request: Request) -> None:
+        """Back to waiting; it will compute again what the cache has given up by then, and go on as if nothing was."""
+        self._leave(request)
+        request.state = State.WAITING
+        request.preemptions += 1
+        request.confirmed = 0
+        request.idle_from = self.step
+        request.scores.clear()
+        self.waiting.push(request)
+        self._admission.preempted()
+        self.counters.preemptions += 1
+
+    # ------------------------------------------------------------------------------------------ planning
+
+    def schedule(self, now: float, outputs: Outputs) -> Flight | None:
+        """Plans the next step; None if nothing can be computed now."""
+        draft = self._continue()
+        if not draft.preempted and len(self.waiting):
+            self._admit(draft, now, outputs)
+        if not len(draft.slots) and not draft.admitted:
+            return None
+        return self._launch(draft)
+
+    def _continue(self) -> _Draft:
+        """Rows of running requests, with room for every token. Preempts until there is."""
+        running, draft = self.running, _Draft(*self.running.divide(self.budget))
+        while True:
+            ends = running.computed[draft.slots] + draft.counts
+            short = np.flatnonzero(ends > running.capacity[draft.slots])
+            if all(self._extend(int(draft.slots[row]), int(ends[row]), draft) for row in short):
+                return draft
+            victim = self._victim()
+            draft.appended.pop(victim.slot, None)
+            self._preempt(victim)
+            draft.preempted = True
+            draft.slots, draft.counts = running.divide(self.budget)
+
+    def _extend(self, slot: int, size: int, draft: _Draft) -> bool:
+        request = self.running.requests[slot]
+        assert request is not None
+        assert request.table is not None
+        blocks = self.manager.grow(request.table, size)
+        if blocks is None:
+            return False
+        draft.appended.setdefault(slot, []).extend(blocks)
+        self.running.capacity[slot] = len(request.table.blocks) * self.manager.block_size
+        return True
+
+    def _victim(self) -> Request:
+        """The last one by policy. One that was preempted too often holds all the blocks it can need (`_size`), so it is
+        neither chosen nor ever the reason; hence the request that lacks a block can always be chosen itself."""
+        return next(one for one in self.running.newest() if one.preemptions < self._max_preemptions)
+
+    def _size(self, request: Request) -> int:
+        """Tokens that must fit the cache for the request to be admitted: all known ones or, if it was preempted too
+        often, all that it can ever have."""
+        return request.goal if request.preemptions >= self._max_preemptions else len(request.tokens)
+
+    def _admit(self, draft: _Draft, now: float, outputs: Outputs) -> None:
+        """Admits waiting requests in order, each with all blocks of its prompt, until something runs short."""
+        quota = self._admission.quota(len(self.running), len(self.waiting), self.waiting.oldest, now)
+        budget = self.budget - int(draft.counts.sum())
+        looks = _MOST_LOOKS
+        while quota > 0 and budget > 0 and self.running.free_slots and looks > 0:
+            request = self.waiting.first()
+            if request is None or request.idle_from > self.collected or self._stuck == (request, self._frees):
+                return
+            prefix = self._prefix(request)
+            if prefix is None:
+                looks -= 1
+                continue
+            table = self._table(request, prefix, draft)
+            if table is None:
+                self._stuck = (request, self._frees)
+                self._admission.blocked()
+                return
+            budget -= self._enter(request, table, prefix.tokens, budget, draft)
+            quota -= 1
+            if request.admitted is None:
+                self._note_start(request, prefix.tokens, now, outputs)
+
+    def _prefix(self, request: Request) -> _Prefix | None:
+        """What the request can share now; None: it has been parked until another has computed what both need.
+
+        The last known token is always computed, for its logits. Prompt log-probabilities need every hidden state.
+        """
+        tokens, chain, most = request.tokens, request.chain, len(request.tokens) - 1
+        if request.wants_prompt_logprobs:
+            return _Prefix(self.manager.match(chain, tokens, 0), 0)
+        if chain is not None:
+            chain.extend(tokens)
+        match = self.manager.match(chain, tokens, most)
+        found = len(match.blocks) * self.manager.block_size
+        room = self.waiting.parked < self._slots
+        leader = self._leaders.get(request.group) if request.group and self.manager.shares else None
+        shared = request.prompt_length - 1
+        if leader is not None and shared > found and leader.same_prompt(request):
+            if leader.confirmed >= shared:
+                return _Prefix(match, shared, leader.table)
+            if room:
+                self.waiting.park(leader.id, shared)
+                return None
+        if match.owner is not None and room:
+            self.waiting.park(match.owner, match.owner_tokens)
+            return None
+        return _Prefix(match, found)
+
+    def _table(self, request: Request, prefix: _Prefix, draft: _Draft) -> BlockTable | None:
+        size = self._size(request)
+        # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
+        reserve = max(1, self.manager.counts().total // 100) if len(self.running) else 0
+        if prefix.sibling is None:
+            return self.manager.admit(request.id, request.chain, prefix.match, size, reserve)
+        fork = self.manager.fork(
+            request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve
+        )
+        if fork is None:
+            return None
+        draft.copies.extend(fork.copies)
+        return fork.table
+
+    def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: _Draft) -> int:
+        """Gives the first in line a slot and its first tokens; returns how many."""
+        self.waiting.pop()
+        capacity = len(table.blocks) * self.manager.block_size
+        slot = self.running.add(request, self._key(request), computed, capacity)
+        request.state, request.slot, request.table, request.confirmed = State.RUNNING, slot, table, computed
+        if request.group:
+            self._leaders.setdefault(request.group, request)
+        if request.wants_prompt_logprobs:
+            self._scoring.add(slot)
+        self._admission.admitted()
+        count = min(len(request.tokens) - computed, budget)
+        draft.admitted_counts.append(count)
+        draft.admitted.append(
+            Admission(
+                slot,
+                request.token_ids(),
+                request.prompt_length,
+                request.params,
+                request.stop_ids,
+                request.choice,
+                np.array(table.blocks, np.int32),
+            )
+        )
+        return count
+
+    def _note_start(self, request: Request, shared: int, now: float, outputs: Outputs) -> None:
+        request.admitted = now
+        request.cached_tokens = min(shared, request.prompt_length)
+        if request.chain is not None:
+            self.counters.prefix_queries += request.prompt_length
+            self.counters.prefix_hits += request.cached_tokens
+        outputs.add_started(request)
+
+    def _launch(self, draft: _Draft) -> Flight:
+        """Makes the plan and counts its tokens as computed, its samples as known."""
+        running, size = self.running, self.manager.block_size
+        slots, counts = draft.slots, draft.counts
+        if draft.admitted:
+            slots = np.concatenate((slots, np.array([one.slot for one in draft.admitted], np.int32)))
+            counts = np.concatenate((counts, np.array(draft.admitted_counts, np.int32)))
+        starts, known = running.computed[slots], running.known[slots]
+        ends = starts + counts
+        sample = (ends == known) & (known < running.limit[slots])
+        running.computed[slots] = ends
+        running.known[slots] = known + sample
+        self.step += 1
+        prompt = np.minimum(ends, running.prompt[slots]) - starts
+        self.counters.prompt_tokens += int(prompt[prompt > 0].sum())
+        notable = np.flatnonzero((ends // size > starts // size) | (prompt > 0))
+        scored = self._scored_rows(slots, starts)
+        plan = StepPlan(
+            step=self.step,
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            sample=sample,
+            admitted=tuple(draft.admitted),
+            append_slots=np.array([slot for slot, new in draft.appended.items() for _ in new], np.int32),
+            append_blocks=np.array([block for new in draft.appended.values() for block in new], np.int32),
+            copies=np.array(draft.copies, np.int32).reshape(-1, 2),
+            released=np.array(self._released, np.int32),
+            prompt_logprobs=tuple(scored),
+        )
+        self._released.clear()
+        return Flight(
+            plan,
+            self._owners(slots[sample]),
+            list(zip(self._owners(slots[notable]), ends[notable].tolist(), strict=True)),
+            dict(zip(slots[scored].tolist(), self._owners(slots[scored]), strict=True)),
+        )
+
+    def _owners(self, slots: Int32) -> list[Request]:
+        owners = self.running.requests
+        return [owners[slot] for slot in slots.tolist()]  # type: ignore[misc]  # a planned slot has an owner
+
+    def _scored_rows(self, slots: Int32, starts: Int32) -> list[int]:
+        if not self._scoring:
+            return []
+        last = self.running.prompt[slots] - 1  # the last prompt token predicts output
+        return [row for row in np.flatnonzero(starts < last).tolist() if int(slots[row]) in self._scoring]
+
+    # ------------------------------------------------------------------------------------------ results
+
+    def update(self, flight: Flight, result: StepResult, now: float, outputs: Outputs) -> None:
+        """Takes in the results of the oldest flight. Those of requests that ended meanwhile are dropped."""
+        if result.step != flight.plan.step or len(result.tokens) != len(flight.sampled):
+            raise EngineError(f"step {flight.plan.step} was asked for, the executor answered step {result.step}")
+        self.collected = result.step
+        self.counters.steps += 1
+        for piece in result.prompt_logprobs:
+            request = flight.scored[piece.slot]
+            if request.state is State.RUNNING:
+                request.scores.append(piece)
+        for request, computed in flight.progress:
+            if request.state is State.RUNNING:
+                self._progress(request, computed, now, outputs)
+        for row, (request, token) in enumerate(zip(flight.sampled, result.tokens.tolist(), strict=True)):
+            if request.state is not State.FINISHED:
+                if request.params.logprobs is not None and result.logprobs is not None:
+                    outputs.add_logprobs(request, token, row, result.logprobs)
+                self._accept(request, token, now, outputs)
+
+    def _progress(self, request: Request, computed: int, now: float, outputs: Outputs) -> None:
+        """`computed` tokens of a running request are valid: others may share them."""
+        assert request.table is not None
+        request.confirmed = computed
+        self.manager.commit(request.table, request.tokens, computed)
+        self.waiting.wake(request.id, computed)
+        if computed < request.prompt_length:
+            return
+        if request.wants_prompt_logprobs:
+            request.wants_prompt_logprobs = False
+            self._scoring.discard(request.slot)
+            outputs.add_prompt_logprobs(request)
+            request.scores.clear()
+        if not request.samples:
+            self._finish(request, "length", now, outputs)
+
+    def _accept(self, request: Request, token: int, now: float, outputs: Outputs) -> None:
+        """A new token, of a running request or of one that was preempted after the step had begun."""
+        request.tokens.append(token)
+        outputs.request_ids.append(request.id)
+        outputs.tokens.append(token)
+        self.counters.generation_tokens += 1
+        reason = _ending(request)
+        if reason:
+            self._finish(request, reason, now, outputs, token if reason == "stop" else None)
+
+
+def _ending(request: Request) -> FinishReason | None:
+    """Why a request with output ends here, if it does. End tokens before `min_tokens` do not count."""
+    if request.tokens[-1] in request.stops and request.output_length > request.params.min_tokens:
+        return "stop"
+    return "length" if len(request.tokens) >= request.limit else None
