@@ -1,8 +1,8 @@
 """Who may use which blocks: block tables of running requests, made, grown, shared and freed.
 
-`PagedManager` takes single blocks from a pool and shares prefixes. `ContiguousManager` gives each request one region for
-its longest possible length and shares nothing: the simple reference that the paged one is tested against. Block ids
-only; nothing here knows what a block holds, or schedules anything.
+`PagedManager` takes single blocks from a pool and shares prefixes. `ContiguousManager` gives each request one region
+for its longest possible length and shares nothing: the simple reference that the paged one is tested against. Block
+ids only; nothing here knows what a block holds, or schedules anything.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ class CacheManager(Protocol):
         """Looks up the longest shareable prefix of at most `limit` tokens."""
         ...
 
-    def admit(
-        self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0
-    ) -> BlockTable | None:
+    def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         """A table for `size` tokens that begins with the matched blocks; None: not enough blocks."""
         ...
 
@@ -160,9 +158,7 @@ class PagedManager:
                 found.owner_tokens = number * size
         return found
 
-    def admit(
-        self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0
-    ) -> BlockTable | None:
+    def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         blocks = self._take(match.blocks, self._blocks_for(size) - len(match.blocks), reserve)
         if blocks is None:
             return None
@@ -274,9 +270,7 @@ class ContiguousManager:
     def match(self, chain: HashChain | None, tokens: array[int], limit: int) -> Match:
         return Match()
 
-    def admit(
-        self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0
-    ) -> BlockTable | None:
+    def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         assert size <= self.region * self.block_size
         if not self._free:
             return None

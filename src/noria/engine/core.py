@@ -6,9 +6,11 @@ Owns the scheduler, the cache's blocks and the steps in flight. No sockets, no p
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
@@ -17,19 +19,35 @@ from noria.engine.outputs import Outputs
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Flight, Scheduler
 from noria.errors import EngineError
-from noria.executor.base import Executor
 from noria.messages import (
     Abort,
     Control,
     EngineInfo,
     EngineStats,
     Finished,
-    Hello,
     StepOutputs,
     Submit,
     ToEngine,
     build_id,
 )
+from noria.plan import StepPlan, StepResult, WorkerInfo
+
+_log = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """What runs the steps, in the order in which they were submitted."""
+
+    @property
+    def info(self) -> WorkerInfo: ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Hands over a step without waiting for it."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step under way; blocks until it is there."""
+        ...
 
 
 class EngineCore:
@@ -100,17 +118,13 @@ class EngineCore:
         return scheduler.counters.snapshot(len(scheduler.running), len(scheduler.waiting), self._manager.counts())
 
     def handle(self, message: ToEngine) -> None:
-        """Takes in one message. What it causes is said by later steps."""
+        """Takes in one message. What it causes is said by later steps. Greetings are for whoever owns the socket."""
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):
-            for request_id in message.request_ids:
-                self._scheduler.abort(request_id)
-            self._outputs.stats_wanted = True  # so that the client sees blocks and slots come back
+            self._abort(frozenset(message.request_ids))
         elif isinstance(message, Control):
             self._control(message)
-        elif isinstance(message, Hello) and message.build_id != self.info.build_id:
-            raise EngineError(f"the client is of build {message.build_id}, this engine of {self.info.build_id}")
 
     def step(self) -> StepOutputs | None:
         """One turn. Returns what there is to say, if anything.
@@ -149,10 +163,18 @@ class EngineCore:
         outputs, self._outputs = self._outputs, Outputs()
         return outputs.message(self._scheduler.collected, self.stats)
 
+    def _abort(self, request_ids: frozenset[int]) -> None:
+        for request_id in request_ids:
+            self._scheduler.abort(request_id)
+        outputs = self._outputs
+        outputs.finished = [end for end in outputs.finished if end.request_id not in request_ids]
+        outputs.stats_wanted = True  # so that the client sees blocks and slots come back
+
     def _submit(self, submit: Submit) -> None:
         now = self._clock()
         if submit.request_id in self._scheduler.requests:
-            raise EngineError(f"request {submit.request_id} was submitted twice")
+            _log.error("request %d was submitted twice; the second submission is ignored", submit.request_id)
+            return
         try:
             request = self._request(submit, now)
         except RefusedRequest as refusal:

@@ -12,7 +12,7 @@ from noria.plan import Int32, PromptLogProbs, TokenLogProbs
 
 
 def _log_probs(tokens: Int32, values: TokenLogProbs, k: int) -> LogProbs:
-    """Log-probabilities of tokens [t] with the k most likely alternatives of each. `values` are over the same tokens."""
+    """Log-probabilities of tokens [t] with the k most likely alternatives of each; `values` are over [t] too."""
     return LogProbs(
         k=k,
         tokens=tokens.astype("<i4").tobytes(),

@@ -260,9 +260,7 @@ class Scheduler:
         reserve = max(1, self.manager.counts().total // 100) if len(self.running) else 0
         if prefix.sibling is None:
             return self.manager.admit(request.id, request.chain, prefix.match, size, reserve)
-        fork = self.manager.fork(
-            request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve
-        )
+        fork = self.manager.fork(request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve)
         if fork is None:
             return None
         draft.copies.extend(fork.copies)
@@ -342,7 +340,7 @@ class Scheduler:
 
     def _owners(self, slots: Int32) -> list[Request]:
         owners = self.running.requests
-        return [owners[slot] for slot in slots.tolist()]  # type: ignore[misc]  # a planned slot has an owner
+        return [owners[slot] for slot in slots.tolist()]  # never None: only owned slots are planned
 
     def _scored_rows(self, slots: Int32, starts: Int32) -> list[int]:
         if not self._scoring:
