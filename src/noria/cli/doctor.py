@@ -74,7 +74,9 @@ def _pulled() -> list[str]:
 def _warnings(isa: str, machine: dict[str, Any]) -> list[str]:
     found = []
     if isa == "baseline":
-        found.append("only the slowest kernels can run on this processor: expect a small share of a current CPU's speed")
+        found.append(
+            "only the slowest kernels can run on this processor: expect a small share of a current CPU's speed"
+        )
     if os.environ.get("NORIA_ISA"):
         found.append("NORIA_ISA is set: the instruction set is forced, not chosen")
     limit = machine["cgroup_cpus"]
@@ -102,7 +104,7 @@ def _print(found: dict[str, Any]) -> None:
         "caches": _caches(machine),
         "memory": memory,
         "NUMA nodes": str(len(machine["nodes"]) or 1),
-        "kernels": f"{found['isa']} ({LEVELS.get(found['isa'], 'unknown')}); could also run: {levels}",
+        "kernels": f"{found['isa']} ({LEVELS.get(found['isa'], 'unknown')}); levels here: {levels}",
         "threads": f"{machine['threads']} (change with --threads)",
         "models": ", ".join(found["models"]) or "none pulled yet: noria pull smollm2",
     }
