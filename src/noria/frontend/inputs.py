@@ -1,0 +1,151 @@
+"""What a user sent → token ids that the engine can take.
+
+Owns rendering and encoding off the event loop, and the checks of length and vocabulary. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
+
+from noria.errors import InvalidRequestError
+from noria.params import SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
+
+
+class TokenizerLike(Protocol):
+    """What is needed of a tokeniser."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str, add_bos: bool) -> list[int]: ...
+
+    def encode_rendered(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str: ...
+
+    def token_bytes(self, token_id: int, /) -> bytes: ...
+
+
+class TemplateLike(Protocol):
+    """What is needed of a chat template."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = {},
+    ) -> str: ...
+
+
+class InputProcessor:
+    """Prompts to token ids.
+
+    Args:
+        tokenizer: the model's.
+        template: its chat template, if it has one.
+        max_model_len: most tokens of prompt and output together.
+        vocab_size: of the model: ids at or above it are refused.
+        threads: of the pool in which templates are rendered and text is encoded.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenizerLike,
+        template: TemplateLike | None,
+        max_model_len: int,
+        vocab_size: int,
+        threads: int = 2,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-encode")
+
+    def close(self) -> None:
+        """Stops the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def prompt(self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt") -> list[int]:
+        """Token ids of a completion's prompt: text, or ids, which are checked."""
+        if isinstance(prompt, str):
+            ids = await self.encode(prompt, add_bos)
+        else:
+            ids = list(prompt)
+            self.check_ids(ids, field)
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: there is nothing to continue", field)
+        return ids
+
+    async def encode(self, text: str, add_bos: bool = True) -> list[int]:
+        """Token ids of a text, which may be none."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.tokenizer.encode, text, add_bos)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, rendered by the model's template. Raises TemplateError in its words."""
+        template = self.template
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template",
+                "messages",
+            )
+
+        def work() -> list[int]:
+            text = template.render(messages, tools, add_generation_prompt, variables or {})
+            return self.tokenizer.encode_rendered(text)
+
+        ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        if not ids:
+            raise InvalidRequestError("the chat template made an empty prompt of these messages", "messages")
+        return ids
+
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        """Refuses ids outside the vocabulary."""
+        if ids and (min(ids) < 0 or max(ids) >= self.vocab_size):
+            bad = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise InvalidRequestError(
+                f"{field}: token id {bad} is not in the vocabulary (0 … {self.vocab_size - 1})", field
+            )
+
+    def resolve(
+        self, params: SamplingParams, prompt_tokens: int, field: str = "prompt", default: int | None = None
+    ) -> SamplingParams:
+        """Sets `max_tokens` (to `default`, or to what the context leaves) and refuses what cannot fit.
+
+        Token ids in `logit_bias` and `stop_token_ids` are checked too.
+        """
+        self.check_ids(list(params.logit_bias), "logit_bias")
+        self.check_ids(params.stop_token_ids, "stop_token_ids")
+        room = self.max_model_len - prompt_tokens
+        wanted = params.max_tokens
+        if room < (0 if wanted == 0 else 1) or (wanted is not None and wanted > room):
+            asked = f"{wanted} more were asked for" if wanted is not None else "that leaves no room for an answer"
+            raise InvalidRequestError(
+                f"the context is limited to {self.max_model_len} tokens; the prompt has {prompt_tokens}"
+                f" and {asked}. Shorten the prompt or ask for fewer tokens (max_tokens)",
+                field if room < 1 else "max_tokens",
+            )
+        if wanted is None:
+            wanted = room if default is None else min(default, room)
+            if params.min_tokens > wanted:
+                raise InvalidRequestError(
+                    f"min_tokens ({params.min_tokens}) must not exceed max_tokens ({wanted})", "min_tokens"
+                )
+        return msgspec.structs.replace(params, max_tokens=wanted)

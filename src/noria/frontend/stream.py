@@ -1,0 +1,195 @@
+"""One user request on its way: what the engine has yielded so far, and the queue to whoever reads it.
+
+Owns the form in which outputs leave the client. Increments that nobody has taken yet are merged, so that a slow reader
+costs no more memory than the output itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from noria.frontend.detokenizer import Detokenizer
+from noria.messages import FinishReason, LogProbs, Submit
+
+
+@dataclass(slots=True)
+class LogProbColumns:
+    """Log-probabilities of consecutive tokens. `top_ids`, `top`: most likely first, as many as were asked for."""
+
+    tokens: list[int] = field(default_factory=list)
+    chosen: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top: list[list[float]] = field(default_factory=list)
+
+    @classmethod
+    def decode(cls, wire: LogProbs) -> LogProbColumns:
+        """From the columns of a message."""
+        tokens = np.frombuffer(wire.tokens, "<i4").tolist()
+        shape = (len(tokens), wire.k)
+        return cls(
+            tokens,
+            np.frombuffer(wire.chosen, "<f4").tolist(),
+            np.frombuffer(wire.ranks, "<i4").tolist(),
+            np.frombuffer(wire.top_ids, "<i4").reshape(shape).tolist(),
+            np.frombuffer(wire.top, "<f4").reshape(shape).tolist(),
+        )
+
+    def extend(self, other: LogProbColumns) -> None:
+        """Appends `other`."""
+        self.tokens += other.tokens
+        self.chosen += other.chosen
+        self.ranks += other.ranks
+        self.top_ids += other.top_ids
+        self.top += other.top
+
+    def cut(self, count: int) -> None:
+        """Keeps the first `count` tokens."""
+        for column in (self.tokens, self.chosen, self.ranks, self.top_ids, self.top):
+            del column[count:]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice.
+
+    Attributes:
+        stop_reason: the stop string, or the token of `stop_token_ids`, that ended it; None for the model's end tokens.
+        cached_tokens: prompt tokens that came from the prefix cache.
+    """
+
+    reason: FinishReason
+    stop_reason: str | int | None = None
+    message: str | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Increment:
+    """What is new of one choice. `prompt_logprobs` are of prompt tokens 1 …, whole, with the first increment."""
+
+    choice: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: LogProbColumns | None = None
+    prompt_logprobs: LogProbColumns | None = None
+    finish: Finish | None = None
+
+    def merge(self, other: Increment) -> None:
+        """Appends what came later."""
+        self.token_ids += other.token_ids
+        self.text += other.text
+        if other.logprobs is not None:
+            self.logprobs = _joined(self.logprobs, other.logprobs)
+        if other.prompt_logprobs is not None:
+            self.prompt_logprobs = _joined(self.prompt_logprobs, other.prompt_logprobs)
+        self.finish = other.finish or self.finish
+
+
+def _joined(old: LogProbColumns | None, new: LogProbColumns) -> LogProbColumns:
+    if old is None:
+        return new
+    old.extend(new)
+    return old
+
+
+class RequestStream:
+    """The choices of one user request, as they grow. Choice index = prompt index * n + index within its n.
+
+    Iterate for lists of increments, one per choice that has news; or await `result()` for the whole. `close()` aborts
+    whatever has not finished; leaving `with` closes.
+    """
+
+    def __init__(self, choices: int, prompt_tokens: int, on_close: Callable[[RequestStream], None]) -> None:
+        self.choices = choices
+        self.prompt_tokens = prompt_tokens  # each prompt counted once
+        self.cached_tokens = 0
+        self.live: dict[int, LiveRequest] = {}  # engine request id → request; shrinks as they finish
+        self._news: dict[int, Increment] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._patient = False
+        self._error: Exception | None = None
+        self._on_close = on_close
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[list[Increment]]:
+        while await self._wait():
+            news, self._news = list(self._news.values()), {}
+            yield news
+
+    async def result(self) -> list[Increment]:
+        """All choices, finished, by index. The reader is woken once, not per token."""
+        self._patient = True
+        await self._wait()
+        return [self._news[index] for index in sorted(self._news)]
+
+    def put(self, increment: Increment) -> None:
+        """Called by the client: more of a choice."""
+        present = self._news.get(increment.choice)
+        if present is None:
+            self._news[increment.choice] = increment
+        else:
+            present.merge(increment)
+        if not self._patient or not self.live:
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Called by the client: nothing more will come."""
+        self._error = error
+        self.live.clear()
+        self._wake()
+
+    def close(self) -> None:
+        """Aborts what has not finished."""
+        if self.live:
+            self._on_close(self)
+            self.live.clear()
+
+    async def _wait(self) -> bool:
+        """Until there is news (for the patient: until all is there). False: all was read."""
+        while (not self._news or self._patient) and self.live:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None and (self._patient or not self._news):
+            raise self._error
+        return bool(self._news)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """One engine request that has not finished, with all that is needed to submit it again.
+
+    Attributes:
+        received: output tokens so far, sent to the reader or withheld.
+        prompt_logprobs: gathered until the first token.
+        last: when its latest token came, or it was submitted (`time.monotonic()`).
+    """
+
+    submit: Submit
+    stream: RequestStream
+    choice: int
+    detokenizer: Detokenizer
+    prompt_tokens: int
+    started: float
+    last: float
+    received: list[int] = field(default_factory=list)
+    prompt_logprobs: LogProbColumns | None = None
+    cached_tokens: int = 0
+    queued_seconds: float = 0.0
+    first_token: float | None = None

@@ -1,0 +1,70 @@
+"""Logs on standard error, as text for people or one JSON object a line for machines.
+
+Fields beside the message are given as `extra={"fields": {...}}` and appear in both forms.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any, Literal
+
+import msgspec
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+def setup_logging(level: Level = "info", form: Literal["text", "json"] = "text") -> None:
+    """Sends the logs of Noria and of its HTTP server to standard error. May be called again."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    for name, least in (("noria", logging.NOTSET), ("uvicorn", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(max(getattr(logging, level.upper()), least))
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger of a module: `get_logger(__name__)`."""
+    return logging.getLogger(name)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:30:05 info  message  key=value`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock} {record.levelname.lower():<7} {record.getMessage()}"
+        fields = _fields(record)
+        if fields:
+            line += "  " + " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"time": …, "level": …, "logger": …, "message": …, …fields}`; time in seconds since 1970."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update(_fields(record))
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry, enc_hook=str).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _plain(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

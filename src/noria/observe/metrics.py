@@ -1,0 +1,195 @@
+"""Prometheus metrics, under the field's names so that dashboards port (`vllm:x` is `noria_x` here).
+
+Figures of the engine are read from its latest statistics when they are scraped; those of requests are counted by the
+client as outputs pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from noria.messages import EngineInfo, EngineStats, FinishReason
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_TOKEN = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_COUNT = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20, 50, 100)
+_ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One finished choice, for the metrics. Times in seconds; `first_token` and `last_token` since its start."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    generation_tokens: int
+    max_tokens: int
+    queued: float
+    first_token: float | None
+    last_token: float | None
+    total: float
+
+
+class Metrics:
+    """All metrics of one server. `model` becomes the label `model_name`."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.stats = EngineStats()
+        self.info: EngineInfo | None = None
+        self.model = model
+        self._histograms()
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have begun to answer.")
+        self._generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        success = Counter(
+            "noria_request_success", "Choices that ended.", ("model_name", "finished_reason"), registry=self.registry
+        )
+        self._success = {
+            reason: success.labels(model, reason) for reason in ("stop", "length", "abort", "error")
+        }  # all present from the start: a rate of a series that appears late loses its first step
+        refused = Counter(
+            "noria_request_refused",
+            "Requests refused, by HTTP status.",
+            ("model_name", "status"),
+            registry=self.registry,
+        )
+        self._refused = refused
+        self.registry.register(_EngineCollector(self))
+
+    def _histograms(self) -> None:
+        make = self._histogram
+        self._ttft = make("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
+        self._itl = make("inter_token_latency_seconds", "Gap between consecutive outputs of a choice.", _TOKEN)
+        self._tpot = make("time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN)
+        self._request_tpot = make("request_time_per_output_token_seconds", "The same, under its other name.", _TOKEN)
+        self._e2e = make("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST)
+        self._queue = make("request_queue_time_seconds", "Time that a choice waited to be admitted.", _REQUEST)
+        self._prefill = make("request_prefill_time_seconds", "From admission to the first token.", _REQUEST)
+        self._decode = make("request_decode_time_seconds", "From the first token to the last.", _REQUEST)
+        self._inference = make("request_inference_time_seconds", "From admission to the last token.", _REQUEST)
+        self._prompt_sizes = make("request_prompt_tokens", "Prompt tokens per choice.", _COUNT)
+        self._output_sizes = make("request_generation_tokens", "Generated tokens per choice.", _COUNT)
+        self._max_tokens = make("request_params_max_tokens", "max_tokens per choice.", _COUNT)
+        self._n = make("request_params_n", "n per request.", _CHOICES)
+        self._iteration = make("iteration_tokens", "Tokens generated per engine step.", _ITERATION)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        made = Histogram(f"noria_{name}", text, ("model_name",), registry=self.registry, buckets=buckets)
+        return made.labels(self.model)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"noria_{name}", text, ("model_name",), registry=self.registry).labels(self.model)
+
+    def submitted(self, n: int) -> None:
+        """A user's request was accepted."""
+        self._n.observe(n)
+
+    def refused(self, status: int) -> None:
+        """A user's request was refused."""
+        self._refused.labels(self.model, str(status)).inc()
+
+    def first_token(self, seconds: float, prompt_tokens: int) -> None:
+        """A choice's first token came. `prompt_tokens` is 0 for the further choices of a prompt."""
+        self._ttft.observe(seconds)
+        self._prompt_tokens.inc(prompt_tokens)
+
+    def further_tokens(self, gap: float) -> None:
+        """More tokens of a choice came, `gap` seconds after the ones before."""
+        self._itl.observe(gap)
+
+    def step(self, tokens: int, stats: EngineStats) -> None:
+        """A step's outputs came."""
+        self.stats = stats
+        if tokens:
+            self._generation_tokens.inc(tokens)
+            self._iteration.observe(tokens)
+
+    def finished(self, record: RequestRecord) -> None:
+        """A choice ended."""
+        self._success[record.reason].inc()
+        self._e2e.observe(record.total)
+        self._prompt_sizes.observe(record.prompt_tokens)
+        self._output_sizes.observe(record.generation_tokens)
+        self._max_tokens.observe(record.max_tokens)
+        if record.first_token is None or record.last_token is None:
+            return
+        self._queue.observe(record.queued)
+        self._prefill.observe(max(0.0, record.first_token - record.queued))
+        self._inference.observe(max(0.0, record.last_token - record.queued))
+        self._decode.observe(record.last_token - record.first_token)
+        if record.generation_tokens > 1:
+            mean = (record.last_token - record.first_token) / (record.generation_tokens - 1)
+            self._tpot.observe(mean)
+            self._request_tpot.observe(mean)
+
+    def render(self) -> bytes:
+        """The page that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's latest statistics at each scrape."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._metrics.stats
+        labels = [self._metrics.model]
+        gauges = (
+            ("num_requests_running", "Choices in the running batch.", stats.running),
+            ("num_requests_waiting", "Choices that wait to be admitted.", stats.waiting),
+            ("kv_cache_usage_perc", "Share of KV cache blocks held by requests, 0 to 1.", _usage(stats)),
+            ("kv_cache_free_blocks", "Blocks that hold nothing.", stats.free_blocks),
+            ("kv_cache_cached_blocks", "Blocks that only the prefix cache keeps.", stats.cached_blocks),
+            ("kv_cache_held_blocks", "Blocks that requests hold.", stats.held_blocks),
+        )
+        counters = (
+            ("num_preemptions", "Preemptions.", stats.preemptions_total),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries_total),
+            ("prefix_cache_hits", "Of those, tokens found.", stats.prefix_hits_total),
+            ("engine_steps", "Steps of the engine.", stats.steps_total),
+            ("engine_step_seconds", "Time within steps.", stats.step_seconds_total),
+            ("engine_plan_seconds", "Of that, time spent planning.", stats.plan_seconds_total),
+        )
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"noria_{name}", text, labels=["model_name"])
+            gauge.add_metric(labels, float(value))
+            yield gauge
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"noria_{name}", text, labels=["model_name"])
+            counter.add_metric(labels, float(value))
+            yield counter
+        yield from self._config()
+
+    def _config(self) -> Iterator[Metric]:
+        info = self._metrics.info
+        if info is None:
+            return
+        facts = {
+            "block_size": info.block_size,
+            "num_blocks": info.num_blocks,
+            "cache_dtype": info.cache_dtype,
+            "weights": info.weights,
+            "backend": info.backend,
+            "isa": info.isa,
+            "threads": info.threads,
+            "max_model_len": info.max_model_len,
+        }
+        gauge = GaugeMetricFamily("noria_config_info", "What the engine runs with.", labels=["model_name", *facts])
+        gauge.add_metric([self._metrics.model, *(str(fact) for fact in facts.values())], 1.0)
+        yield gauge
+
+
+def _usage(stats: EngineStats) -> float:
+    return stats.held_blocks / stats.total_blocks if stats.total_blocks else 0.0

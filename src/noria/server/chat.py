@@ -1,0 +1,162 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import InvalidRequestError
+from noria.frontend.stream import Increment, RequestStream
+from noria.params import MAX_LOGPROBS, SamplingParams
+from noria.server.errors import describe
+from noria.server.http import DONE, EventStream, event, json_response, read_json
+from noria.server.logprobs import chat_logprobs
+from noria.server.protocol import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+    Delta,
+    Usage,
+    plain_messages,
+    sampling_params,
+)
+from noria.server.state import ServerState, log, log_answer, raise_error, submit, total_tokens, usage, whole
+
+_decoder = msgspec.json.Decoder(ChatRequest)
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """Answers a conversation, `n` times."""
+    arrived = time.monotonic()
+    state: ServerState = request.app.state.noria
+    state.check_capacity()
+    wanted = await read_json(request, _decoder, state.options.max_body_bytes)
+    state.check_model(wanted.model)
+    wanted.check()
+    params = _params(state, wanted)
+    messages = plain_messages(wanted.messages)
+    encoded: list[list[int]] = []
+
+    async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
+        variables = wanted.chat_template_kwargs
+        encoded.append(await state.inputs.chat(messages, None, wanted.add_generation_prompt, variables))
+        return encoded, [state.inputs.resolve(params, len(encoded[0]), "messages")]
+
+    stream = await submit(state, request, wanted, params.n, prepare, arrived)
+    reply = _Reply(state, wanted, encoded[0], stream, arrived)
+    if wanted.stream:
+        return EventStream(reply.events(), stream.close)
+    return json_response(reply.complete(await whole(request, stream)))
+
+
+def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:
+    top = wanted.top_logprobs
+    if top is not None and not wanted.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidRequestError(f"top_logprobs must be an integer in [0, {MAX_LOGPROBS}], got {top}", "top_logprobs")
+    longest = wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens
+    return sampling_params(wanted, state.defaults, longest, (top or 0) if wanted.logprobs else None)
+
+
+class _Reply:
+    """Writes the answer to one request, whole or in chunks."""
+
+    def __init__(
+        self, state: ServerState, wanted: ChatRequest, prompt: list[int], stream: RequestStream, arrived: float
+    ) -> None:
+        self._state = state
+        self._wanted = wanted
+        self._prompt = prompt
+        self._stream = stream
+        self._arrived = arrived
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._tokens = 0
+
+    def complete(self, increments: list[Increment]) -> ChatCompletion:
+        """The whole answer."""
+        self._tokens = total_tokens(increments)
+        log_answer("chat", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        return ChatCompletion(
+            id=self._id,
+            created=self._created,
+            model=self._state.name,
+            choices=[self._choice(increment) for increment in increments],
+            usage=usage(self._stream, self._tokens),
+            prompt_token_ids=self._prompt if self._wanted.return_token_ids else UNSET,
+        )
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer in chunks: the role, text as it comes, an empty delta with the finish reason, usage, the end."""
+        quiet = None if self._wanted.include_usage else UNSET  # OpenAI: null until the usage chunk
+        try:
+            yield b"".join(self._opening(quiet))
+            async for news in self._stream:
+                yield b"".join(event(self._chunk([choice], quiet)) for choice in self._pieces(news))
+            if self._wanted.include_usage:
+                yield event(self._chunk([], usage(self._stream, self._tokens)))
+            log_answer("chat stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        except Exception as error:
+            log.warning("chat %s failed: %s", self._id, error)
+            yield event(describe(error)[1])
+        yield DONE
+
+    def _opening(self, quiet: Usage | UnsetType | None) -> list[bytes]:
+        opening = []
+        for index in range(self._stream.choices):
+            chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta("assistant", ""))], quiet)
+            if index == 0 and self._wanted.return_token_ids:
+                chunk.prompt_token_ids = self._prompt
+            opening.append(event(chunk))
+        return opening
+
+    def _pieces(self, news: list[Increment]) -> list[ChatChunkChoice]:
+        pieces: list[ChatChunkChoice] = []
+        for increment in news:
+            raise_error(increment)
+            self._tokens += len(increment.token_ids)
+            logprobs = self._logprobs(increment)
+            ids = increment.token_ids if self._wanted.return_token_ids else UNSET
+            if increment.text or logprobs is not None or ids:
+                delta = Delta(content=increment.text)
+                pieces.append(ChatChunkChoice(index=increment.choice, delta=delta, logprobs=logprobs, token_ids=ids))
+            if (finish := increment.finish) is not None:
+                pieces.append(
+                    ChatChunkChoice(
+                        index=increment.choice,
+                        delta=Delta(),
+                        finish_reason=finish.reason,
+                        stop_reason=finish.stop_reason,
+                    )
+                )
+        return pieces
+
+    def _choice(self, increment: Increment) -> ChatChoice:
+        finish = increment.finish
+        return ChatChoice(
+            index=increment.choice,
+            message=AssistantMessage(increment.text),
+            logprobs=self._logprobs(increment),
+            finish_reason=finish.reason if finish else None,
+            stop_reason=finish.stop_reason if finish else None,
+            token_ids=increment.token_ids if self._wanted.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, increment: Increment) -> ChatLogprobs | None:
+        if not self._wanted.logprobs or increment.logprobs is None:
+            return None
+        return chat_logprobs(increment.logprobs, self._state.pieces, self._wanted.top_logprobs or 0)
+
+    def _chunk(self, choices: list[ChatChunkChoice], spent: Usage | UnsetType | None) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._state.name, choices=choices, usage=spent)

@@ -1,0 +1,175 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from noria.errors import InvalidRequestError
+from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
+from noria.frontend.stream import Increment, RequestStream
+from noria.params import SamplingParams
+from noria.server.errors import describe
+from noria.server.http import DONE, EventStream, event, json_response, read_json
+from noria.server.logprobs import CompletionLogprobsWriter, extend
+from noria.server.protocol import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    prompts_of,
+    sampling_params,
+)
+from noria.server.state import ServerState, log, log_answer, raise_error, submit, usage, whole
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+async def create_completion(request: Request) -> Response:
+    """Continues one or more prompts, `n` times each."""
+    arrived = time.monotonic()
+    state: ServerState = request.app.state.noria
+    state.check_capacity()
+    wanted = await read_json(request, _decoder, state.options.max_body_bytes)
+    state.check_model(wanted.model)
+    wanted.check()
+    params = _params(state, wanted)
+    prompts = prompts_of(wanted.prompt)
+    encoded: list[list[int]] = []
+
+    async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
+        encode = state.inputs.prompt
+        encoded.extend(await asyncio.gather(*(encode(prompt, wanted.add_special_tokens) for prompt in prompts)))
+        return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
+
+    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived)
+    reply = _Reply(state, wanted, params, prompts, encoded, stream, arrived)
+    if wanted.stream:
+        return EventStream(reply.events(), stream.close)
+    return json_response(reply.complete(await whole(request, stream)))
+
+
+def _params(state: ServerState, wanted: CompletionRequest) -> SamplingParams:
+    if wanted.best_of not in (None, wanted.n or 1):
+        raise InvalidRequestError("best_of: not supported; it must equal n", "best_of")
+    prompt_logprobs = wanted.logprobs if wanted.echo else None
+    return sampling_params(wanted, state.defaults, wanted.max_tokens, wanted.logprobs, prompt_logprobs)
+
+
+class _Choice:
+    """What must be remembered of a choice between chunks."""
+
+    __slots__ = ("begun", "finish", "writer")
+
+    def __init__(self, writer: CompletionLogprobsWriter) -> None:
+        self.writer = writer
+        self.begun = False
+
+
+class _Reply:
+    """Writes the answer to one request, whole or in chunks."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        wanted: CompletionRequest,
+        params: SamplingParams,
+        prompts: list[str | list[int]],
+        encoded: list[list[int]],
+        stream: RequestStream,
+        arrived: float,
+    ) -> None:
+        self._state = state
+        self._wanted = wanted
+        self._params = params
+        self._encoded = encoded
+        self._stream = stream
+        self._arrived = arrived
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._tokens = 0
+        self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
+        skip = params.skip_special_tokens
+        self._choices = [_Choice(CompletionLogprobsWriter(state.pieces, 0, skip)) for _ in range(stream.choices)]
+
+    def complete(self, increments: list[Increment]) -> Completion:
+        """The whole answer."""
+        choices = [self._choice(increment, last=True) for increment in increments]
+        log_answer("completion", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        return self._chunk(choices, usage(self._stream, self._tokens))
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The answer in chunks: text as it comes, an empty one with the finish reason, usage, the end."""
+        quiet = None if self._wanted.include_usage else msgspec.UNSET  # OpenAI: null until the usage chunk
+        try:
+            async for news in self._stream:
+                yield b"".join(event(self._chunk([choice], quiet)) for choice in self._pieces(news))
+            if self._wanted.include_usage:
+                yield event(self._chunk([], usage(self._stream, self._tokens)))
+            log_answer("completion stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        except Exception as error:
+            log.warning("completion %s failed: %s", self._id, error)
+            yield event(describe(error)[1])
+        yield DONE
+
+    def _pieces(self, news: list[Increment]) -> list[CompletionChoice]:
+        pieces: list[CompletionChoice] = []
+        for increment in news:
+            raise_error(increment)
+            piece = self._choice(increment, last=False)
+            if piece.text or piece.logprobs is not None or piece.token_ids or piece.prompt_token_ids:
+                pieces.append(piece)
+            if increment.finish is not None:
+                pieces.append(self._final(increment))
+        return pieces
+
+    def _final(self, increment: Increment) -> CompletionChoice:
+        assert increment.finish is not None
+        return CompletionChoice(
+            index=increment.choice,
+            text="",
+            finish_reason=increment.finish.reason,
+            stop_reason=increment.finish.stop_reason,
+        )
+
+    def _choice(self, increment: Increment, last: bool) -> CompletionChoice:
+        """A choice, or what a chunk adds to it; `last`: with its finish reason."""
+        choice, ids = self._choices[increment.choice], self._encoded[increment.choice // self._params.n]
+        first, choice.begun = not choice.begun, True
+        self._tokens += len(increment.token_ids)
+        made = CompletionChoice(index=increment.choice, text=increment.text)
+        if first and self._wanted.echo:
+            made.text = self._echo[increment.choice // self._params.n] + made.text
+        if self._params.logprobs is not None:
+            made.logprobs = self._logprobs(choice.writer, ids, increment, first)
+        if self._wanted.return_token_ids:
+            made.token_ids = increment.token_ids
+            made.prompt_token_ids = ids if first else msgspec.UNSET
+        if last and increment.finish is not None:
+            made.finish_reason, made.stop_reason = increment.finish.reason, increment.finish.stop_reason
+        return made
+
+    def _logprobs(
+        self, writer: CompletionLogprobsWriter, ids: list[int], increment: Increment, first: bool
+    ) -> CompletionLogprobs | None:
+        made = writer.prompt(ids, increment.prompt_logprobs) if first and self._wanted.echo else None
+        if increment.logprobs is not None:
+            more = writer.write(increment.logprobs)
+            if made is None:
+                return more
+            extend(made, more)
+        return made
+
+    def _prompt_text(self, prompt: str | list[int], ids: list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self._state.inputs.tokenizer.decode(ids, False)
+
+    def _chunk(self, choices: list[CompletionChoice], spent: object) -> Completion:
+        made = Completion(id=self._id, created=self._created, model=self._state.name, choices=choices)
+        made.usage = spent  # type: ignore[assignment]
+        return made

@@ -1,0 +1,157 @@
+"""Bodies in, replies and event streams out, and noticing that a client has gone.
+
+Knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from noria.errors import AuthenticationError, TooLargeError
+from noria.server.errors import error_response, from_decoding
+
+T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A reply in JSON."""
+    return Response(_encoder.encode(value), status, media_type="application/json")
+
+
+async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+    """Reads and checks a body of at most `limit` bytes; refuses a longer one before it has read it."""
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise _too_large(limit)
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise from_decoding(error) from None
+    except RecursionError:
+        raise from_decoding(msgspec.DecodeError("nested too deeply")) from None
+    except UnicodeDecodeError as error:
+        raise from_decoding(msgspec.DecodeError(f"not UTF-8: {error}")) from None
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"the request is larger than {limit} bytes, the limit of this server")
+
+
+class Watch:
+    """Waits for a client to go away, from the moment its body was read. Leaving `with` stops watching.
+
+    `gone` tells whether it has; `callback`, if set, is called once when it goes.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self.gone = False
+        self.callback: Callable[[], None] | None = None
+        self._receive = receive
+        self._task = asyncio.get_running_loop().create_task(self._wait())
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.callback = None
+        self._task.cancel()
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self.callback is not None:
+            self.callback()
+
+
+class EventStream(Response):
+    """Server-sent events until `events` ends or the client goes; `close` is called in either case."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with Watch(receive) as watch:
+                watch.callback = self._close
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async for piece in self._events:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    if watch.gone:
+                        return
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._close()
+
+
+class ApiKeys:
+    """ASGI middleware: lets in who has a key. Sets `state["salt"]`, which keeps prefixes of different keys apart.
+
+    Keys are compared by digest, in constant time, all of them. `/health` is open.
+    """
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = tuple(sha256(key.encode()).digest() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        salt = ""
+        if self._digests and scope["path"] != "/health":
+            digest = sha256(_bearer(scope)).digest()
+            matches = [hmac.compare_digest(digest, known) for known in self._digests]
+            if not any(matches):
+                refusal = AuthenticationError("a valid API key is required: Authorization: Bearer KEY")
+                await error_response(refusal)(scope, receive, send)
+                return
+            salt = digest.hex()[:32]
+        scope.setdefault("state", {})["salt"] = salt
+        await self._app(scope, receive, send)
+
+
+def _bearer(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            kind, _, key = bytes(value).partition(b" ")
+            return key.strip() if kind.lower() == b"bearer" else b""
+    return b""
+
+
+__all__ = [
+    "DONE",
+    "ApiKeys",
+    "ClientDisconnect",
+    "EventStream",
+    "Watch",
+    "event",
+    "json_response",
+    "read_json",
+]

@@ -1,0 +1,88 @@
+"""The small endpoints: models, tokens, health, metrics, version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+import noria
+from noria.errors import InvalidRequestError
+from noria.observe.metrics import CONTENT_TYPE
+from noria.server.http import json_response, read_json
+from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
+from noria.server.state import ServerState
+
+_tokenize = msgspec.json.Decoder(TokenizeRequest)
+_detokenize = msgspec.json.Decoder(DetokenizeRequest)
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.name,
+        "object": "model",
+        "created": state.started,
+        "owned_by": "noria",
+        "max_model_len": state.inputs.max_model_len,
+    }
+
+
+async def list_models(request: Request) -> Response:
+    """`GET /v1/models`."""
+    return json_response({"object": "list", "data": [_model(request.app.state.noria)]})
+
+
+async def get_model(request: Request) -> Response:
+    """`GET /v1/models/ID`."""
+    state: ServerState = request.app.state.noria
+    state.check_model(request.path_params["model"])
+    return json_response(_model(state))
+
+
+async def tokenize(request: Request) -> Response:
+    """`POST /tokenize`: token ids of a prompt, or of messages under the chat template."""
+    state: ServerState = request.app.state.noria
+    wanted = await read_json(request, _tokenize, state.options.max_body_bytes)
+    state.check_model(wanted.model)
+    if (wanted.prompt is None) == (wanted.messages is None):
+        raise InvalidRequestError("give either prompt or messages", "prompt")
+    if wanted.messages is not None:
+        messages, variables = plain_messages(wanted.messages), wanted.chat_template_kwargs
+        ids = await state.inputs.chat(messages, None, wanted.add_generation_prompt, variables)
+    else:
+        ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": state.inputs.max_model_len, "tokens": ids}
+    if wanted.return_token_strs:
+        reply["token_strs"] = [state.pieces.text_of(token) for token in ids]
+    return json_response(reply)
+
+
+async def detokenize(request: Request) -> Response:
+    """`POST /detokenize`: the text of token ids."""
+    state: ServerState = request.app.state.noria
+    wanted = await read_json(request, _detokenize, state.options.max_body_bytes)
+    state.check_model(wanted.model)
+    state.inputs.check_ids(wanted.tokens, "tokens")
+    return json_response({"prompt": state.inputs.tokenizer.decode(wanted.tokens, wanted.skip_special_tokens)})
+
+
+async def health(request: Request) -> Response:
+    """`GET /health`: 200 while requests can be answered, 503 when the engine is gone."""
+    state: ServerState = request.app.state.noria
+    if (error := state.client.error) is not None:
+        return json_response({"status": "unavailable", "message": str(error)}, 503)
+    return json_response({"status": "ok"})
+
+
+async def metrics(request: Request) -> Response:
+    """`GET /metrics`, for Prometheus."""
+    state: ServerState = request.app.state.noria
+    await state.client.refresh_stats()
+    return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def version(request: Request) -> Response:
+    """`GET /version`."""
+    return json_response({"version": noria.__version__})

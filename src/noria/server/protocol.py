@@ -1,0 +1,381 @@
+"""OpenAI's protocol as structs: what a body may hold, and what a reply is made of.
+
+Decoding checks types. Ranges are checked by SamplingParams; what Noria cannot do is refused by name, and fields that
+change nothing in an answer (`user`, `store`, …) are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from noria.errors import InvalidRequestError
+from noria.params import SamplingParams
+
+# Fields that would change the answer and are not there yet. Ignoring them would be a silent lie.
+_NOT_YET = (
+    "tools",
+    "functions",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "suffix",
+    "audio",
+    "prompt_embeds",
+    "use_beam_search",
+)
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What completions and chat have in common."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    priority: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Any = None
+    functions: Any = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    suffix: Any = None
+    audio: Any = None
+    prompt_embeds: Any = None
+    use_beam_search: Any = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """Refuses what is not there yet and what contradicts itself."""
+        for name in _NOT_YET:
+            value = getattr(self, name)
+            if value and not (name == "response_format" and value == {"type": "text"}):
+                raise InvalidRequestError(f"{name}: not supported yet by this server; leave it out", name)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is only allowed when stream is true", "stream_options")
+        if self.priority is not None and not -(2**31) <= self.priority < 2**31:
+            raise InvalidRequestError("priority must fit in 32 bits", "priority")
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a conversation. `content` is text, or parts of which text is the only kind that is served."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------- replies
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Of the prompt's tokens, those that the prefix cache had."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request; a prompt counts once whatever `n` is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """The integer style. `text_offset`: characters of the text before each token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """A choice of a completion, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A completion, or a chunk of one."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    """An alternative at a token's place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    """A token of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a chat answer."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """A choice of a chat answer."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A chat answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct):
+    """What a chunk adds to a message. The last one is empty."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A choice in a chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """A chunk of a chat answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+# ---------------------------------------------------------------------------------------------------- parameters
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling defaults of a model: used where a request says nothing. None: the API's own default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def sampling_params(
+    request: GenerationRequest,
+    defaults: Defaults,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """The validated form of a request's parameters. Raises InvalidRequestError that names the field."""
+    values: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        asked = getattr(request, name)
+        values[name] = getattr(defaults, name) if asked is None else asked
+    for name in (
+        "seed",
+        "n",
+        "min_tokens",
+        "ignore_eos",
+        "frequency_penalty",
+        "presence_penalty",
+        "skip_special_tokens",
+    ):
+        values[name] = getattr(request, name)
+    values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    values["stop_token_ids"] = tuple(request.stop_token_ids or ())
+    values["logit_bias"] = _bias(request.logit_bias or {})
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        bad = next(token for token in given if not token.lstrip("-").isdigit())
+        raise InvalidRequestError(f"logit_bias: keys are token ids, got {bad!r}", "logit_bias") from None
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts of a completion: one text, one list of ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequestError("prompt: an empty list; give text or token ids", "prompt")
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    mixed = [item for item in prompt if not isinstance(item, int)]
+    if len(mixed) != len(prompt) or len({type(item) for item in mixed}) > 1:
+        raise InvalidRequestError("prompt: one list must not mix text, token ids and lists of them", "prompt")
+    return list(mixed)
+
+
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates read them: parts joined to text, absent fields left out."""
+    if not messages:
+        raise InvalidRequestError("messages: at least one is needed", "messages")
+    plain: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        if message.role not in ("system", "developer", "user", "assistant", "tool"):
+            where = f"messages[{index}].role"
+            raise InvalidRequestError(
+                f"{where}: must be system, developer, user, assistant or tool, got {message.role!r}", where
+            )
+        entry: dict[str, Any] = {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": _text(message.content, f"messages[{index}].content", message.tool_calls is not None),
+        }
+        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+            if (value := getattr(message, name)) is not None:
+                entry[name] = value
+        plain.append(entry)
+    return plain
+
+
+def _text(content: str | list[dict[str, Any]] | None, where: str, may_lack: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if may_lack:
+            return ""
+        raise InvalidRequestError(f"{where} is required", where)
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        kind, text = part.get("type"), part.get("text")
+        if kind not in ("text", "input_text", "refusal"):
+            raise InvalidRequestError(f"{where}[{index}]: this model reads text only, not {kind!r}", where)
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{where}[{index}].text: expected a string", where)
+        texts.append(text)
+    return "\n".join(texts)

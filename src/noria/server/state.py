@@ -1,0 +1,129 @@
+"""What all endpoints share, and the way of a request that generates: seats, prompts, submission, disconnects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from noria.config import ServerOptions
+from noria.errors import EngineError, InvalidRequestError, NotFoundError
+from noria.frontend.client import EngineClient
+from noria.frontend.detokenizer import Pieces
+from noria.frontend.inputs import InputProcessor
+from noria.frontend.stream import Increment, RequestStream
+from noria.observe.logging import get_logger
+from noria.observe.metrics import Metrics
+from noria.params import SamplingParams
+from noria.server.http import Watch
+from noria.server.protocol import Defaults, GenerationRequest, PromptTokensDetails, Usage
+
+log = get_logger(__name__)
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection: nobody reads the answer."""
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One served model.
+
+    Attributes:
+        name: the id in `/v1/models`; `aliases` are accepted as well.
+        defaults: sampling defaults of the model.
+    """
+
+    client: EngineClient
+    inputs: InputProcessor
+    pieces: Pieces
+    metrics: Metrics
+    name: str
+    options: ServerOptions = field(default_factory=ServerOptions)
+    defaults: Defaults = field(default_factory=Defaults)
+    aliases: tuple[str, ...] = ()
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_model(self, model: str | None) -> None:
+        """404 for a model that is not served here."""
+        if model is not None and model != self.name and model not in self.aliases:
+            raise NotFoundError(f"the model {model!r} is not served here; this server has {self.name!r}", "model")
+
+    def check_capacity(self) -> None:
+        """Refuses before the body is read: 503 without an engine, 429 when the queue is full."""
+        self.client.reserve(1).release()
+
+
+Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
+
+
+async def submit(
+    state: ServerState, request: Request, wanted: GenerationRequest, choices: int, prepare: Prepare, arrived: float
+) -> RequestStream:
+    """Takes seats for `choices`, lets `prepare` make prompts and parameters, and submits them.
+
+    Raises ClientGoneError if the client left meanwhile.
+    """
+    limit = state.client.max_unfinished
+    if choices > limit:
+        raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
+    with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
+        prompts, params = await prepare()
+        if watch.gone:
+            raise ClientGoneError
+        return state.client.submit(
+            prompts,
+            params,
+            seats=seats,
+            salt=request.scope.get("state", {}).get("salt", ""),
+            priority=wanted.priority or 0,
+            arrived=arrived,
+        )
+
+
+async def whole(request: Request, stream: RequestStream) -> list[Increment]:
+    """All of an answer. Aborts it if the client goes; raises EngineError if a choice ended in error."""
+    with stream, Watch(request.receive) as watch:
+        watch.callback = stream.close
+        choices = await stream.result()
+        if watch.gone:
+            raise ClientGoneError
+    for choice in choices:
+        raise_error(choice)
+    return choices
+
+
+def raise_error(increment: Increment) -> None:
+    """Raises what the engine said of a choice that it could not continue."""
+    if increment.finish is not None and increment.finish.reason == "error":
+        raise EngineError(increment.finish.message or "the engine could not continue this request")
+
+
+def usage(stream: RequestStream, completion_tokens: int) -> Usage:
+    """Usage of a request so far."""
+    return Usage(
+        stream.prompt_tokens,
+        completion_tokens,
+        stream.prompt_tokens + completion_tokens,
+        PromptTokensDetails(stream.cached_tokens),
+    )
+
+
+def log_answer(kind: str, request_id: str, stream: RequestStream, completion_tokens: int, seconds: float) -> None:
+    """One line for each answered request."""
+    fields = {
+        "request": request_id,
+        "prompt_tokens": stream.prompt_tokens,
+        "cached_tokens": stream.cached_tokens,
+        "completion_tokens": completion_tokens,
+        "choices": stream.choices,
+        "seconds": seconds,
+    }
+    log.info("%s answered", kind, extra={"fields": fields})
+
+
+def total_tokens(choices: Sequence[Increment]) -> int:
+    """Tokens of all choices."""
+    return sum(len(choice.token_ids) for choice in choices)
