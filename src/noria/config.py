@@ -6,7 +6,9 @@ Owns defaults and ranges. Flags and files are read by `cli`; sizes that depend o
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -132,6 +134,79 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
     device: DeviceOptions = DeviceOptions()
+
+
+# Every setting of an engine by the name of its flag: part of EngineOptions and field in it.
+ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
+    "dtype": ("model", "dtype"),
+    "quantization": ("model", "quantization"),
+    "max_model_len": ("model", "max_model_len"),
+    "generation_config": ("model", "generation_config"),
+    "kv_cache_dtype": ("cache", "dtype"),
+    "block_size": ("cache", "block_size"),
+    "num_blocks": ("cache", "num_blocks"),
+    "gpu_memory_utilization": ("cache", "memory_utilization"),
+    "enable_prefix_caching": ("cache", "prefix_caching"),
+    "kv_cache_layout": ("cache", "layout"),
+    "reclaim_strategy": ("cache", "reclaim_strategy"),
+    "reclaim_ratio": ("cache", "reclaim_ratio"),
+    "max_num_seqs": ("scheduler", "max_num_seqs"),
+    "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens"),
+    "max_queued_requests": ("scheduler", "max_queued_requests"),
+    "scheduling_policy": ("scheduler", "policy"),
+    "enable_continuous_batching": ("scheduler", "continuous"),
+    "static_batch_timeout": ("scheduler", "static_timeout"),
+    "in_flight_depth": ("scheduler", "in_flight_depth"),
+    "backend": ("device", "backend"),
+    "threads": ("device", "threads"),
+    "tensor_parallel_size": ("device", "tensor_parallel_size"),
+    "pipeline_parallel_size": ("device", "pipeline_parallel_size"),
+}
+
+
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelOptions,
+    "cache": CacheOptions,
+    "scheduler": SchedulerOptions,
+    "device": DeviceOptions,
+}
+
+
+def engine_options(model: str, **settings: Any) -> EngineOptions:
+    """EngineOptions from settings named as the flags are, with underscores.
+
+    Raises:
+        ConfigError: an unknown name (the nearest one is named), a wrong type or a value out of range.
+    """
+    parts: dict[str, dict[str, Any]] = {"model": {"model": model}, "cache": {}, "scheduler": {}, "device": {}}
+    for name, value in settings.items():
+        if name not in ENGINE_SETTINGS:
+            raise ConfigError(f"there is no such setting{nearest(name, ENGINE_SETTINGS)}", name)
+        part, field = ENGINE_SETTINGS[name]
+        parts[part][field] = setting(_PARTS[part], field, value, "--" + name.replace("_", "-"))
+    return EngineOptions(
+        model=ModelOptions(**parts["model"]),
+        cache=CacheOptions(**parts["cache"]),
+        scheduler=SchedulerOptions(**parts["scheduler"]),
+        device=DeviceOptions(**parts["device"]),
+    )
+
+
+def setting(kind: type[msgspec.Struct], field: str, value: Any, flag: str) -> Any:
+    """A value for a field of an options struct, checked for its type. Raises ConfigError that names the flag."""
+    hint = next(known.type for known in msgspec.structs.fields(kind) if known.name == field)
+    try:
+        return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        allowed = [str(item) for item in get_args(hint) if isinstance(item, str)]
+        message = f"must be one of {', '.join(allowed)}" if allowed else str(error)
+        raise ConfigError(f"{message}; got {value!r}", flag) from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the known name nearest to a mistyped one; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

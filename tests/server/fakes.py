@@ -1,7 +1,7 @@
 """A whole server without a model: a byte-level tokeniser, an engine core that recites, and what connects them.
 
-The core answers every prompt with TEXT, one byte a step and choice, starting at the choice's index; a prompt that contains
-"brief" gets an end token after five bytes, one that contains "poison" makes the core report an error.
+The core answers every prompt with TEXT, one byte a step and choice, starting at the choice's index; a prompt that
+contains "brief" gets an end token after five bytes, one that contains "poison" makes the core report an error.
 """
 
 from __future__ import annotations
@@ -230,7 +230,10 @@ def recited(count: int, choice: int = 0) -> str:
 
 
 def make_state(
-    core: ReciterCore, options: ServerOptions | None = None, max_unfinished: int = 1000, defaults: Defaults | None = None
+    core: ReciterCore,
+    options: ServerOptions | None = None,
+    max_unfinished: int = 1000,
+    defaults: Defaults | None = None,
 ) -> ServerState:
     tokenizer = ByteTokenizer()
     pieces, metrics = Pieces(tokenizer), Metrics("wheel")

@@ -94,7 +94,9 @@ def test_stream(http: httpx.Client) -> None:
 
 
 def test_stream_holds_characters_until_whole(http: httpx.Client) -> None:
-    parts = chunks(http.post("/v1/completions", json={"prompt": "abc", "stream": True, "max_tokens": len(TEXT.encode())}))
+    parts = chunks(
+        http.post("/v1/completions", json={"prompt": "abc", "stream": True, "max_tokens": len(TEXT.encode())})
+    )
     texts = [part["choices"][0]["text"] for part in parts]
     assert "".join(texts) == TEXT
     assert not any("�" in text for text in texts)

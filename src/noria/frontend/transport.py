@@ -6,6 +6,7 @@ Owns sockets, the engine's process and its handshake. Knows nothing of requests:
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,6 @@ from noria.messages import (
     Abort,
     Control,
     EngineInfo,
-    EngineStats,
     FromEngine,
     Hello,
     Refused,
@@ -66,8 +66,11 @@ class EngineTransport:
     event loop, so that it can load its model while this process imports and binds what it needs itself.
     """
 
-    def __init__(self, options: EngineOptions, command: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, options: EngineOptions, command: tuple[str, ...] | None = None, log_level: str = "warning"
+    ) -> None:
         self._options = options
+        self._log_level = log_level
         self._command = command or (sys.executable, "-m", "noria.engine.process")
         self._directory: str | None = None
         self._context = zmq.asyncio.Context()
@@ -90,12 +93,17 @@ class EngineTransport:
             return
         self._directory = tempfile.mkdtemp(prefix="noria-")  # mode 0700
         address = f"ipc://{self._directory}/engine"
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = self._context.socket(zmq.PAIR)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)  # no limit here: the client bounds what is in flight
         self._socket.bind(address)
         # A session of its own: Ctrl-C in the terminal reaches this process only, which then drains the engine.
-        self._process = subprocess.Popen([*self._command, address], stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            [*self._command, address],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | {"NORIA_LOG_LEVEL": self._log_level},
+        )
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(self._encoder.encode(self._options))

@@ -1,0 +1,1 @@
+"""The command line: flags and files to options, errors to one line."""

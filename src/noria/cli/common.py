@@ -1,0 +1,100 @@
+"""What commands share: settings from a file and flags, and getting a model that is not there yet."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noria.config import ENGINE_SETTINGS, ServerOptions, nearest, setting
+from noria.errors import ConfigError
+
+if TYPE_CHECKING:
+    from noria.files.resolve import ModelFiles
+
+# Settings of the HTTP side by the name of their flag, and the field of ServerOptions.
+SERVER_SETTINGS: dict[str, str] = {
+    "host": "host",
+    "port": "port",
+    "served_model_name": "served_model_name",
+    "api_key": "api_keys",
+    "max_body_bytes": "max_body_bytes",
+    "chat_template": "chat_template",
+    "log_level": "log_level",
+    "log_format": "log_format",
+    "drain_timeout": "drain_timeout",
+}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A YAML file whose keys are the names of flags, with dashes or underscores.
+
+    Raises:
+        ConfigError: the file cannot be read, is not a mapping, or has a key that is no flag (the nearest is named).
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}", "--config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}", "--config") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{path} must hold `flag: value` lines, not a {type(content).__name__}", "--config")
+    known = ["model", *SERVER_SETTINGS, *ENGINE_SETTINGS]
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"{path}: there is no setting {key!r}{nearest(name, known)}", "--config")
+        settings[name] = value
+    return settings
+
+
+def server_options(settings: Mapping[str, Any]) -> ServerOptions:
+    """ServerOptions from settings named as the flags are. Raises ConfigError that names the flag."""
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        field = SERVER_SETTINGS[name]
+        given = (value,) if name == "api_key" and isinstance(value, str) else value
+        values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"))
+    options = ServerOptions(**values)
+    if not 0 <= options.port <= 65535:
+        raise ConfigError(f"must be in 0…65535, got {options.port}", "--port")
+    if any(not key for key in options.api_keys):
+        raise ConfigError("an empty key would let everybody in; leave the flag out for that", "--api-key")
+    if options.max_body_bytes < 1024:
+        raise ConfigError(f"must be at least 1024, got {options.max_body_bytes}", "--max-body-bytes")
+    if options.drain_timeout < 0:
+        raise ConfigError(f"must not be negative, got {options.drain_timeout}", "--drain-timeout")
+    return options
+
+
+def find_model(model: str) -> ModelFiles:
+    """The files of a model. A known name that is not on this machine yet is downloaded, with a line that says so."""
+    from noria.files.catalog import KNOWN
+    from noria.files.resolve import resolve
+
+    try:
+        return resolve(model)
+    except Exception:
+        if model.strip() not in KNOWN:
+            raise
+    from noria.files.pull import pull
+
+    print(f"{model} is not on this machine yet: downloading it …", file=sys.stderr)
+    pull(model.strip())
+    return resolve(model)
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people, in powers of 1000: `98 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

@@ -1,0 +1,100 @@
+"""The flags as data: name, type, help. `serve`, `chat` and others are built from it, so that a flag means one thing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+SERVER, MODEL, BATCHING, CACHE, MACHINE = "Server", "Model", "Batching", "KV cache", "Machine"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag. Absent flags are None: defaults belong to the options structs, and a file may set them too."""
+
+    name: str
+    kind: Any
+    panel: str
+    help: str
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """As a parameter that typer reads."""
+        dashed = self.name.replace("_", "-")
+        names = f"--{dashed}/--no-{dashed}" if self.kind is bool else f"--{dashed}"
+        option = typer.Option(names, help=self.help, rich_help_panel=self.panel, show_default=False)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=None, annotation=Annotated[self.kind | None, option])
+
+
+SERVER_FLAGS = (
+    Flag("host", str, SERVER, "Address to listen on; 0.0.0.0 for all (default 127.0.0.1)."),
+    Flag("port", int, SERVER, "Port to listen on; 0 picks a free one (default 8000)."),
+    Flag("served_model_name", str, SERVER, "Name that clients use for the model (default: MODEL as given)."),
+    Flag("api_key", list[str], SERVER, "Key that clients must send; once per key (default: open to all)."),
+    Flag("max_body_bytes", int, SERVER, "Largest request accepted, in bytes (default 8388608)."),
+    Flag("chat_template", str, SERVER, "Jinja chat template, or a file with one, instead of the model's own."),
+    Flag("log_level", str, SERVER, "debug, info, warning or error (default info)."),
+    Flag("log_format", str, SERVER, "text, or json: one object per line (default text)."),
+    Flag("drain_timeout", float, SERVER, "Seconds that running requests have to finish at the end (default 30)."),
+)
+
+ENGINE_FLAGS = (
+    Flag("dtype", str, MODEL, "f32 or bf16: arithmetic of unquantised weights; f32 dequantises every file."),
+    Flag("quantization", str, MODEL, "none, int8 or int4: converts weights on load (default: as the file has them)."),
+    Flag("max_model_len", int, MODEL, "Most tokens of prompt and answer together (default: the model's)."),
+    Flag("generation_config", bool, MODEL, "Whether the model's own sampling defaults are used (default yes)."),
+    Flag("max_num_seqs", int, BATCHING, "Most requests running at once (default 256)."),
+    Flag("max_num_batched_tokens", int, BATCHING, "Most tokens computed in one step (default 1024)."),
+    Flag("max_queued_requests", int, BATCHING, "Most requests waiting; more are refused with 429 (default 1024)."),
+    Flag("scheduling_policy", str, BATCHING, "fcfs, or priority: smaller `priority` first (default fcfs)."),
+    Flag(
+        "enable_continuous_batching",
+        bool,
+        BATCHING,
+        "Whether requests join and leave at every step; no: static batches, the baseline (default yes).",
+    ),
+    Flag("static_batch_timeout", float, BATCHING, "Seconds that an incomplete static batch waits (default 0.1)."),
+    Flag("kv_cache_dtype", str, CACHE, "f32, bf16 or int8 (default: the smallest that keeps the quality)."),
+    Flag("block_size", int, CACHE, "Tokens per block: 8, 16, 32, 64 or 128 (default 16)."),
+    Flag("num_blocks", int, CACHE, "Blocks in the cache (default: what memory allows)."),
+    Flag("gpu_memory_utilization", float, CACHE, "Share of available memory to use; of RAM on a CPU (default 0.9)."),
+    Flag("enable_prefix_caching", bool, CACHE, "Whether a beginning that prompts share is kept (default yes)."),
+    Flag("kv_cache_layout", str, CACHE, "paged or contiguous (default paged)."),
+    Flag("reclaim_strategy", str, CACHE, "lru, fifo or random: which kept blocks go first (default lru)."),
+    Flag("reclaim_ratio", float, CACHE, "Share of the blocks reclaimed at a time (default 0.1)."),
+    Flag("threads", int, MACHINE, "Compute threads (default: one per physical core)."),
+    Flag("backend", str, MACHINE, "cpu, or reference: slow and plain, for checking (default cpu)."),
+    Flag("tensor_parallel_size", int, MACHINE, "Ranks that share each layer; only 1 so far."),
+    Flag("pipeline_parallel_size", int, MACHINE, "Ranks that share the layers; only 1 so far."),
+)
+
+
+def with_flags(flags: Iterable[Flag]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command whose last parameter is `**flags` these flags. It is called with those that were given."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        added = [flag.parameter for flag in flags]
+
+        def call(**values: Any) -> None:
+            names = {parameter.name for parameter in own}
+            given = {name: value for name, value in values.items() if name in names or value not in (None, [])}
+            command(**given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [*(parameter.replace(kind=keyword) for parameter in own), *added]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        call.__doc__, call.__name__ = command.__doc__, command.__name__
+        return call
+
+    return decorate

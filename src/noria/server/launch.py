@@ -1,0 +1,268 @@
+"""A server's life: bind, start the engine, load what the API needs meanwhile, serve, drain, stop.
+
+The engine is spawned before this process imports and loads its own things, so that both start at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import math
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from noria.config import EngineOptions, ServerOptions
+from noria.errors import ConfigError
+from noria.frontend.transport import EngineTransport
+from noria.observe.logging import get_logger
+
+if TYPE_CHECKING:
+    from noria.files.generation import GenerationDefaults
+    from noria.files.resolve import ModelFiles
+    from noria.frontend.template import ChatTemplate
+    from noria.frontend.tokenizer import Tokenizer
+    from noria.server.state import ServerState
+
+log = get_logger(__name__)
+_BACKLOG = 2048
+_KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
+_FILES = 65536
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not listening yet. Raises ConfigError if that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use; choose another", "--port") from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"port {port} needs more rights; choose one above 1023", "--port") from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}", "--host") from None
+    return listener
+
+
+def launch(
+    files: ModelFiles, model: str, engine: EngineOptions, server: ServerOptions, listener: socket.socket
+) -> None:
+    """Serves until stopped. Raises ConfigError or EngineError if the engine cannot start."""
+    transport = EngineTransport(engine, log_level=server.log_level)
+    transport.spawn()
+    _raise_file_limit()
+    import uvloop
+
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        uvloop.run(_run(transport, files, model, engine, server, listener))
+
+
+async def _run(
+    transport: EngineTransport,
+    files: ModelFiles,
+    model: str,
+    engine: EngineOptions,
+    server: ServerOptions,
+    listener: socket.socket,
+) -> None:
+    # Until uvicorn takes the signals over, SIGTERM ends the start just as Ctrl-C does.
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loaded = asyncio.get_running_loop().run_in_executor(None, _load, files, engine, server)
+    try:
+        state = await _assemble(transport, await loaded, files, model, engine, server)
+    except BaseException:
+        await transport.close()
+        raise
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    try:
+        _announce(state, files, listener)
+        await _serve(state, listener)
+    finally:
+        await state.client.close()
+        state.inputs.close()
+
+
+def _load(
+    files: ModelFiles, engine: EngineOptions, server: ServerOptions
+) -> tuple[Tokenizer, ChatTemplate | None, GenerationDefaults]:
+    """What the API process needs of a model, loaded while the engine loads the rest."""
+    import uvicorn.protocols.http.httptools_impl  # noqa: F401  (imported here so that it does not wait for the engine)
+
+    import noria.server.app  # noqa: F401
+    from noria.files.generation import load_generation_defaults
+    from noria.frontend.template import ChatTemplate, load_template
+    from noria.frontend.tokenizer import load_tokenizer
+
+    if server.chat_template is None:
+        template = load_template(files)
+    else:
+        path = Path(server.chat_template)
+        inline = "{" in server.chat_template
+        if not inline and not path.is_file():
+            raise ConfigError(f"there is no file {server.chat_template}", "--chat-template")
+        template = ChatTemplate(server.chat_template if inline else path.read_text(encoding="utf-8"))
+    return load_tokenizer(files), template, load_generation_defaults(files)
+
+
+async def _assemble(
+    transport: EngineTransport,
+    loaded: tuple[Tokenizer, ChatTemplate | None, GenerationDefaults],
+    files: ModelFiles,
+    model: str,
+    engine: EngineOptions,
+    server: ServerOptions,
+) -> ServerState:
+    from noria.frontend.client import EngineClient
+    from noria.frontend.detokenizer import Pieces
+    from noria.frontend.inputs import InputProcessor
+    from noria.observe.metrics import Metrics
+    from noria.server.protocol import Defaults
+    from noria.server.state import ServerState
+
+    tokenizer, template, advised = loaded
+    name = server.served_model_name or model
+    metrics, pieces = Metrics(name), Pieces(tokenizer)
+    limit = engine.scheduler.max_num_seqs + engine.scheduler.max_queued_requests
+    client = EngineClient(transport, pieces, advised.end_token_ids or tokenizer.end_ids, limit, metrics)
+    info = await client.start()
+    defaults = Defaults()
+    if engine.model.generation_config:
+        defaults = Defaults(
+            temperature=advised.temperature,
+            top_p=advised.top_p,
+            top_k=advised.top_k,
+            min_p=advised.min_p,
+            repetition_penalty=advised.repetition_penalty,
+        )
+    inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size)
+    aliases = () if server.served_model_name else (files.name,)
+    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases)
+
+
+async def _serve(state: ServerState, listener: socket.socket) -> None:
+    import uvicorn
+
+    from noria.server.app import create_app
+
+    class Server(uvicorn.Server):
+        """Stops gracefully on a signal, and says so; does not raise the signal again afterwards."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            before = {sign: signal.signal(sign, self.handle_exit) for sign in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                yield
+            finally:
+                for sign, handler in before.items():
+                    signal.signal(sign, handler)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.should_exit:
+                _say_goodbye(state)
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        create_app(state),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="httptools",
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, math.ceil(state.options.drain_timeout)),
+    )
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not look at it again
+    await Server(config).serve(sockets=[listener])
+
+
+def _say_goodbye(state: ServerState) -> None:
+    running = state.client.unfinished
+    if running:
+        log.info(
+            "stopping: %d running requests have %.0f s to finish (a second Ctrl-C stops at once)",
+            running,
+            state.options.drain_timeout,
+        )
+    else:
+        log.info("stopping")
+
+
+def _announce(state: ServerState, files: ModelFiles, listener: socket.socket) -> None:
+    """The start-up summary: what runs, how, where, and how long it took."""
+    import psutil
+
+    info = state.client.info
+    seconds = time.time() - psutil.Process().create_time()
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{shown}:{port}/v1"
+    if state.options.log_format == "json" or not sys.stdout.isatty():
+        fields = {
+            "model": state.name,
+            "url": url,
+            "weights": info.weights,
+            "weight_bytes": info.weight_bytes,
+            "cache": info.cache_dtype,
+            "cache_bytes": info.cache_bytes,
+            "cache_tokens": info.num_blocks * info.block_size,
+            "max_model_len": info.max_model_len,
+            "backend": f"{info.backend}/{info.isa}",
+            "threads": info.threads,
+            "seconds": seconds,
+        }
+        log.info("ready", extra={"fields": fields})
+        return
+    _print_summary(state, files, url, seconds)
+
+
+def _print_summary(state: ServerState, files: ModelFiles, url: str, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    import noria
+
+    info = state.client.info
+    tokens = info.num_blocks * info.block_size
+    rows = (
+        ("model", f"{state.name}  [dim]{files.path.name}[/dim]"),
+        ("weights", f"{info.weights}, {info.weight_bytes / 1e6:,.0f} MB"),
+        ("cache", f"{info.cache_dtype}, {tokens:,} tokens in {info.cache_bytes / 1e6:,.0f} MB"),
+        ("context", f"{info.max_model_len:,} tokens, up to {info.max_num_seqs} requests at once"),
+        ("machine", f"{info.backend} {info.isa}, {info.threads} threads"),
+        ("ready", f"[bold]{url}[/bold] after {seconds:.1f} s"),
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", justify="right")
+    grid.add_column()
+    for row in rows:
+        grid.add_row(*row)
+    console = Console(highlight=False)
+    console.print(f"\n  [bold blue]noria[/bold blue] {noria.__version__}\n")
+    console.print(grid)
+    console.print("\n  [dim]Ctrl-C stops; running requests finish first.[/dim]\n")
+
+
+def _raise_file_limit() -> None:
+    """Each caller needs a file descriptor; the usual limit of 1,024 would be the server's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
