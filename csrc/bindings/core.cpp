@@ -40,21 +40,19 @@ nb::dict describe(const Topology& t) {
 
 // Runs `repeats` runs of `count` tasks and returns how often each index ran, for the pool's own tests. Each task does a
 // little work that depends on its index, so that threads overtake each other.
-nb::object exercise(Pool& pool, int64_t count, int repeats, bool in_step) {
+nb::object exercise(Pool& pool, int64_t count, int repeats, bool in_steps) {
   std::vector<int32_t> hits(static_cast<size_t>(count), 0);
   {
     nb::gil_scoped_release release;
     for (int repeat = 0; repeat < repeats; ++repeat) {
-      if (in_step) pool.begin_step();
+      if (in_steps) pool.begin_step();
       pool.run(count, [&](int64_t index, int thread) {
         volatile int64_t work = 0;
         for (int64_t i = 0; i < (index * 7919 + repeat) % 512; ++i) work = work + i;
         const bool valid = thread >= 0 && thread < pool.threads();
         hits[static_cast<size_t>(index)] += valid ? 1 : 1000000;
       });
-      if (in_step && repeat % 3 == 2) pool.end_step();
     }
-    pool.end_step();
   }
   return to_numpy(std::move(hits), {static_cast<size_t>(count)});
 }
@@ -78,7 +76,7 @@ void bind_core(nb::module_& m) {
            },
            nb::arg("threads"))
       .def_prop_ro("threads", &Pool::threads)
-      .def("exercise", &exercise, nb::arg("count"), nb::arg("repeats") = 1, nb::arg("in_step") = false,
+      .def("exercise", &exercise, nb::arg("count"), nb::arg("repeats") = 1, nb::arg("in_steps") = false,
            "How often each of `count` task indices ran in `repeats` runs (int32 [count]); for tests.");
 }
 

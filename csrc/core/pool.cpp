@@ -54,7 +54,7 @@ struct Pool::State {
   uint32_t count = 0;
   uint32_t run_number = 0;
   alignas(64) std::atomic<uint32_t> done{0};
-  alignas(64) std::atomic<uint32_t> step{0};  // odd within a step
+  alignas(64) std::atomic<uint32_t> step{0};
   std::atomic<bool> stop{false};
   std::atomic<int> sleepers{0};
   std::atomic<bool> caller_sleeps{false};
@@ -83,29 +83,19 @@ struct Pool::State {
   }
 
   void loop(int thread) {
-    uint32_t seen = 0;  // the step that this worker last spun in
     for (;;) {
       drain(thread);
-      const uint32_t now = step.load(std::memory_order_acquire);
-      if (now & 1u) {
-        seen = now;
-        const bool event = spin_until(spin, [&] {
-          return left(open.load(std::memory_order_relaxed)) != 0 || step.load(std::memory_order_relaxed) != now;
-        });
-        if (event) continue;
-      }
-      if (!sleep(seen)) return;
+      const uint32_t seen = step.load(std::memory_order_acquire);
+      const bool tasks = spin_until(spin, [&] { return left(open.load(std::memory_order_relaxed)) != 0; });
+      if (!tasks && !sleep(seen)) return;
     }
   }
 
-  // Sleeps until there are tasks or a step begins that this worker has not seen. False when the pool closes.
+  // Sleeps until there are tasks or a step after `seen` has begun. False when the pool closes.
   bool sleep(uint32_t seen) {
     std::unique_lock<std::mutex> lock(mutex);
     sleepers.fetch_add(1);
-    wake.wait(lock, [&] {
-      const uint32_t now = step.load();
-      return stop.load() || left(open.load()) != 0 || ((now & 1u) && now != seen);
-    });
+    wake.wait(lock, [&] { return stop.load() || left(open.load()) != 0 || step.load() != seen; });
     sleepers.fetch_sub(1);
     return !stop.load();
   }
@@ -140,7 +130,7 @@ struct Pool::State {
 };
 
 Pool::Pool(int threads) : state_(new State) {
-  // With more threads than processors a spinning thread keeps a working one from running.
+  // With more threads than processors a waiting thread that is awake keeps a working one from running.
   if (threads <= machine().usable_cpus()) state_->spin = kSpin;
   for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->loop(i); });
 }
@@ -149,7 +139,6 @@ Pool::~Pool() {
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stop.store(true);
-    if (state_->step.load() & 1u) state_->step.fetch_add(1);
   }
   state_->wake.notify_all();
   for (auto& worker : state_->workers) worker.join();
@@ -158,13 +147,9 @@ Pool::~Pool() {
 int Pool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
 void Pool::begin_step() {
-  if (state_->workers.empty() || (state_->step.load() & 1u)) return;
+  if (state_->spin.count() == 0) return;  // they would not wait for the first run
   state_->step.fetch_add(1);
-  if (state_->spin.count() != 0) state_->wake_sleepers(UINT32_MAX);
-}
-
-void Pool::end_step() {
-  if (state_->step.load() & 1u) state_->step.fetch_add(1);
+  state_->wake_sleepers(UINT32_MAX);
 }
 
 void Pool::run_erased(int64_t count, Erased task, void* context) {

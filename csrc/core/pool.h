@@ -1,6 +1,6 @@
 // The kernel thread pool: one thread per physical core that this process may use, the caller being one of them.
 // Tasks are taken dynamically, one index at a time, so that a descheduled thread holds nobody up; which thread runs a
-// task must never change a bit of its result. Workers spin briefly inside a step and sleep between steps.
+// task must never change a bit of its result.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,22 +23,10 @@ class Pool {
                const_cast<void*>(static_cast<const void*>(&task)));
   }
 
-  // Between begin_step and end_step workers are awake and spin for a short while between two runs, which costs a
-  // microsecond where waking a thread costs fifty. Outside of a step an idle pool uses no processor time.
+  // A step begins: wakes the workers, so that they are there when its first run comes. A worker waits awake for a tenth
+  // of a millisecond after its last task, which costs a microsecond between two ops where waking a thread costs fifty;
+  // then it sleeps. So a pool that has nothing to do uses no processor time.
   void begin_step();
-  void end_step();
-
-  // A step as a scope.
-  class Step {
-   public:
-    explicit Step(Pool& pool) : pool_(pool) { pool_.begin_step(); }
-    ~Step() { pool_.end_step(); }
-    Step(const Step&) = delete;
-    Step& operator=(const Step&) = delete;
-
-   private:
-    Pool& pool_;
-  };
 
  private:
   using Erased = void (*)(void* context, int64_t index, int thread);

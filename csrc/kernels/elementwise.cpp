@@ -54,8 +54,8 @@ float largest_size(const float* x, int64_t width) {
   return reduce_max(max(a, b));
 }
 
-// Below this a group counts as zero: the inverse of its scale would leave float32.
-constexpr float kSmallest = 1e-35f;
+// Below this a group counts as zero: 127 / max|x| would leave float32.
+constexpr float kSmallest = 3.8e-37f;
 
 // Codes of one group, each plus `offset`. Returns the sum of the codes without it.
 int32_t quantise_group(const float* x, int64_t width, float inverse, int offset, uint8_t* codes) {

@@ -21,10 +21,10 @@ POOLS = {threads: _native.Pool(threads) for threads in (1, 2, 3, 7)}
     threads=st.sampled_from(sorted(POOLS)),
     count=st.integers(0, 3000),
     repeats=st.integers(1, 12),
-    in_step=st.booleans(),
+    in_steps=st.booleans(),
 )
-def test_every_index_runs_exactly_once_per_run(threads: int, count: int, repeats: int, in_step: bool) -> None:
-    hits = POOLS[threads].exercise(count, repeats, in_step)
+def test_every_index_runs_exactly_once_per_run(threads: int, count: int, repeats: int, in_steps: bool) -> None:
+    hits = POOLS[threads].exercise(count, repeats, in_steps)
     np.testing.assert_array_equal(hits, np.full(count, repeats))
 
 
