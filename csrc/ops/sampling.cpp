@@ -1,0 +1,321 @@
+// Sampling without sorting the vocabulary. Thresholds are found on values (ties are kept by nature): top-k through the
+// largest logit of each chunk of tokens, top-p by narrowing the range of probabilities in which the mass is reached.
+#include "ops/sampling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "core/isa.h"
+#include "kernels/sampling.h"
+#include "ops/philox.h"
+
+namespace noria {
+
+static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+static constexpr int64_t kSlack = 16;  // room that `collect` may write beyond its results
+
+struct Sampler::Work {
+  explicit Work(int64_t vocab)
+      : e(vocab + kSlack), values(vocab + kSlack), spare(vocab + kSlack), ids(vocab + kSlack), maxima(sampling_chunks(vocab)),
+        ranked(sampling_chunks(vocab)), sums(sampling_chunks(vocab)) {}
+  std::vector<float> e;                                 // probabilities, the largest being 1
+  std::vector<float> values, spare;                     // candidates
+  std::vector<int32_t> ids;
+  std::vector<float> maxima, ranked;                    // per chunk
+  std::vector<double> sums;                             // per chunk
+  std::vector<std::pair<int32_t, float>> changed;       // logits before `adjust`, in order
+  std::vector<std::pair<float, int32_t>> best;
+};
+
+Sampler::Sampler(int64_t slots, int64_t vocab) : vocab_(vocab), states_(static_cast<size_t>(slots)) {}
+Sampler::~Sampler() = default;
+
+void Sampler::Slot::note(int32_t token, int outputs) {
+  const auto [at, fresh] = index.try_emplace(token, seen.size());
+  if (fresh) seen.push_back({token, outputs});
+  else seen[at->second].outputs += outputs;
+}
+
+void Sampler::admit(int64_t slot, const SamplingParams& params, std::vector<std::pair<int32_t, float>> bias,
+                    std::vector<int32_t> stop_ids, const int32_t* tokens, int64_t count, int64_t prompt_length) {
+  Slot state;
+  state.used = true;
+  state.params = params;
+  state.penalised = params.repetition != 1.0f || params.frequency != 0.0f || params.presence != 0.0f;
+  state.bias = std::move(bias);
+  state.stop_ids = std::move(stop_ids);
+  if (state.penalised) {
+    const int64_t first = params.repetition != 1.0f ? 0 : prompt_length;
+    for (int64_t i = first; i < count; ++i) state.note(tokens[i], i >= prompt_length);
+  }
+  states_[static_cast<size_t>(slot)] = std::move(state);
+}
+
+void Sampler::release(int64_t slot) { states_[static_cast<size_t>(slot)] = Slot(); }
+
+// Bias, penalties and the ban on end tokens, in place; remembers what it changed.
+void Sampler::adjust(const Slot& slot, int32_t position, float* x, Work& work) const {
+  work.changed.clear();
+  const auto change = [&](int32_t token, float value) {
+    work.changed.emplace_back(token, x[token]);
+    x[token] = value;
+  };
+  for (const auto& [token, bias] : slot.bias) change(token, x[token] + bias);
+  if (slot.penalised) {
+    const SamplingParams& p = slot.params;
+    for (const Seen& seen : slot.seen) {
+      float value = x[seen.token];
+      if (p.repetition != 1.0f) value = value > 0 ? value / p.repetition : value * p.repetition;
+      if (seen.outputs > 0) value = value - p.frequency * static_cast<float>(seen.outputs) - p.presence;
+      change(seen.token, value);
+    }
+  }
+  if (position < slot.params.min_tokens)
+    for (int32_t token : slot.stop_ids) change(token, -kInfinity);
+}
+
+namespace {
+
+// Infinite logits would make differences undefined; they become the largest finite number. Returns the largest logit.
+float bounded_maxima(const SamplingKernels& kernels, float* x, int64_t n, float* maxima) {
+  const float largest = kernels.maxima(x, n, maxima);
+  if (largest < kInfinity) return largest;
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] == kInfinity) x[i] = FLT_MAX;
+  return kernels.maxima(x, n, maxima);
+}
+
+// A value that at least k of the row's numbers reach, and few more.
+float lower_bound_of_top(const std::vector<float>& maxima, std::vector<float>& ranked, int64_t k) {
+  if (k > static_cast<int64_t>(maxima.size())) return -kInfinity;
+  ranked = maxima;
+  std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<float>());
+  return ranked[static_cast<size_t>(k - 1)];
+}
+
+// Indices and values of x >= low in ascending index, passing over chunks that hold none.
+int64_t collect_from(const SamplingKernels& kernels, const float* x, int64_t n, const std::vector<float>& maxima, float low,
+                     float* values, int32_t* ids) {
+  int64_t count = 0;
+  for (int64_t start = 0; start < n; start += kSamplingChunk) {
+    if (!(maxima[static_cast<size_t>(start / kSamplingChunk)] >= low)) continue;
+    const int64_t size = std::min(kSamplingChunk, n - start);
+    const int64_t found = kernels.collect(x + start, size, low, kInfinity, values + count, ids + count);
+    for (int64_t i = 0; i < found; ++i) ids[count + i] += static_cast<int32_t>(start);
+    count += found;
+  }
+  return count;
+}
+
+float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+uint32_t to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// Range [low, high) of probabilities in which the mass above reaches the target; `above`: mass of those >= high.
+struct Bracket {
+  float low = 0, high = from_bits(to_bits(1.0f) + 1);
+  double above = 0;
+};
+
+// Thresholds descend. Returns whether the bracket became smaller.
+void narrow(const SamplingKernels& kernels, const float* e, int64_t n, const float* thresholds, double target, Bracket& in) {
+  double masses[kThresholds];
+  kernels.masses(e, n, thresholds, masses);
+  const double before = in.above;
+  for (int j = 0; j < kThresholds; ++j) {
+    if (before + masses[j] >= target) {
+      in.low = thresholds[j];
+      return;
+    }
+    in.high = thresholds[j];
+    in.above = before + masses[j];
+  }
+}
+
+// The largest value v of e such that the e >= v sum up to target (or the smallest one).
+float nucleus(const SamplingKernels& kernels, const float* e, int64_t n, double target, std::vector<float>& values,
+              std::vector<float>& spare) {
+  static const float first[kThresholds] = {0.5f, 0.125f, 0x1p-5f, 0x1p-8f, 0x1p-11f, 0x1p-15f, 0x1p-20f};
+  Bracket in;
+  narrow(kernels, e, n, first, target, in);
+  int64_t count = kernels.collect(e, n, in.low, in.high, values.data(), nullptr);
+  while (count > 128 && to_bits(in.high) - to_bits(in.low) > kThresholds + 1) {
+    const uint32_t low = to_bits(in.low), step = (to_bits(in.high) - low) / (kThresholds + 1);
+    float thresholds[kThresholds];
+    for (int j = 0; j < kThresholds; ++j) thresholds[j] = from_bits(low + step * static_cast<uint32_t>(kThresholds - j));
+    narrow(kernels, values.data(), count, thresholds, target, in);
+    count = kernels.collect(values.data(), count, in.low, in.high, spare.data(), nullptr);
+    values.swap(spare);
+  }
+  std::sort(values.begin(), values.begin() + count, std::greater<float>());
+  double mass = in.above;
+  for (int64_t i = 0; i < count; ++i) {
+    mass += static_cast<double>(values[static_cast<size_t>(i)]);
+    if (mass >= target) return values[static_cast<size_t>(i)];
+  }
+  return count ? values[static_cast<size_t>(count - 1)] : in.low;
+}
+
+// Index at which the running sum of the e >= threshold exceeds u * total; sums: of the kept ones per chunk.
+int64_t walk(const float* e, int64_t n, float threshold, const std::vector<double>& sums, double total, double u) {
+  const double target = u * total;
+  double sum = 0;
+  int64_t start = 0;
+  for (; start + kSamplingChunk < n; start += kSamplingChunk) {
+    const double next = sum + sums[static_cast<size_t>(start / kSamplingChunk)];
+    if (next > target) break;
+    sum = next;
+  }
+  int64_t last = -1;
+  for (int64_t i = start; i < n; ++i) {
+    if (e[i] < threshold || e[i] <= 0) continue;
+    last = i;
+    sum += static_cast<double>(e[i]);
+    if (sum > target) return i;
+  }
+  if (last >= 0) return last;
+  // Rounding let the last chunk go empty-handed: the last kept one before it.
+  for (int64_t i = std::min(start, n) - 1; i >= 0; --i)
+    if (e[i] >= threshold && e[i] > 0) return i;
+  return 0;
+}
+
+int32_t first_equal(const float* x, int64_t n, const std::vector<float>& maxima, float value) {
+  for (size_t chunk = 0; chunk < maxima.size(); ++chunk) {
+    if (maxima[chunk] != value) continue;
+    for (int64_t i = static_cast<int64_t>(chunk) * kSamplingChunk; i < n; ++i)
+      if (x[i] == value) return static_cast<int32_t>(i);
+  }
+  return 0;
+}
+
+}  // namespace
+
+// work.maxima holds the chunks' largest logits.
+int32_t Sampler::draw(const Slot& slot, int32_t position, const float* x, Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  const SamplingParams& p = slot.params;
+  const float largest = *std::max_element(work.maxima.begin(), work.maxima.end());
+  if (largest == -kInfinity) return 0;
+  if (p.temperature == 0.0f) return first_equal(x, vocab_, work.maxima, largest);
+  const int32_t* ids = nullptr;
+  int64_t n = vocab_;
+  if (p.top_k > 0 && p.top_k < vocab_) {
+    const float low = lower_bound_of_top(work.maxima, work.ranked, p.top_k);
+    n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
+    if (n > p.top_k) {
+      std::copy_n(work.values.begin(), n, work.spare.begin());
+      std::nth_element(work.spare.begin(), work.spare.begin() + (p.top_k - 1), work.spare.begin() + n, std::greater<float>());
+      const float threshold = work.spare[static_cast<size_t>(p.top_k - 1)];
+      int64_t kept = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        if (work.values[static_cast<size_t>(i)] < threshold) continue;
+        work.values[static_cast<size_t>(kept)] = work.values[static_cast<size_t>(i)];
+        work.ids[static_cast<size_t>(kept++)] = work.ids[static_cast<size_t>(i)];
+      }
+      n = kept;
+    }
+    x = work.values.data();
+    ids = work.ids.data();
+  }
+  const float factor = std::min(1.0f / p.temperature, 1e30f);
+  double total = kernels.exponentials(x, n, largest, factor, work.e.data(), work.sums.data());
+  float threshold = 0;
+  if (p.top_p < 1.0f)  // x, which may lie in `values`, is not needed any more
+    threshold = nucleus(kernels, work.e.data(), n, static_cast<double>(p.top_p) * total, work.values, work.spare);
+  threshold = std::max(threshold, p.min_p);
+  if (threshold > 0) total = kernels.kept_sums(work.e.data(), n, threshold, work.sums.data());
+  const double u = uniform(p.seed, static_cast<uint32_t>(position), p.choice);
+  const int64_t at = walk(work.e.data(), n, threshold, work.sums, total, u);
+  return ids ? ids[at] : static_cast<int32_t>(at);
+}
+
+// Of raw logits x, whose chunks' maxima are in work.maxima.
+void Sampler::log_probs(const float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out,
+                        Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  const float largest = *std::max_element(work.maxima.begin(), work.maxima.end());
+  double level = 0;
+  if (largest > -kInfinity)
+    level = static_cast<double>(largest) + std::log(kernels.exponentials(x, vocab_, largest, 1.0f, nullptr, nullptr));
+  const auto value = [&](float logit) {
+    return std::isnan(logit) ? -kInfinity : static_cast<float>(static_cast<double>(logit) - level);
+  };
+  const float logit = std::isnan(x[chosen]) ? -kInfinity : x[chosen];
+  out.chosen[row] = value(logit);
+  out.ranks[row] = static_cast<int32_t>(1 + kernels.count_above(x, vocab_, logit));
+  const int64_t k = std::min(wanted, vocab_);
+  if (k < 1) return;
+  const float low = lower_bound_of_top(work.maxima, work.ranked, k);
+  const int64_t n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
+  work.best.clear();
+  for (int64_t i = 0; i < n; ++i) work.best.emplace_back(-work.values[static_cast<size_t>(i)], work.ids[static_cast<size_t>(i)]);
+  const int64_t count = std::min(k, n);
+  std::partial_sort(work.best.begin(), work.best.begin() + count, work.best.end());
+  for (int64_t i = 0; i < count; ++i) {
+    out.top_ids[row * out.k + i] = work.best[static_cast<size_t>(i)].second;
+    out.top[row * out.k + i] = value(-work.best[static_cast<size_t>(i)].first);
+  }
+}
+
+static void clear(const LogProbColumns& out, int64_t rows) {
+  std::fill_n(out.chosen, rows, 0.0f);
+  std::fill_n(out.ranks, rows, 0);
+  std::fill_n(out.top_ids, rows * out.k, -1);
+  std::fill_n(out.top, rows * out.k, 0.0f);
+}
+
+void Sampler::prepare(Pool& pool) {
+  while (static_cast<int>(works_.size()) < pool.threads()) works_.push_back(std::make_unique<Work>(vocab_));
+}
+
+void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions, int32_t* tokens,
+                     const LogProbColumns* logprobs) {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  prepare(pool);
+  if (logprobs) clear(*logprobs, logits.rows);
+  pool.run(logits.rows, [&](int64_t row, int thread) {
+    Work& work = *works_[static_cast<size_t>(thread)];
+    const Slot& slot = states_[static_cast<size_t>(slots[row])];
+    float* x = logits.row(row);
+    adjust(slot, positions[row], x, work);
+    bounded_maxima(kernels, x, vocab_, work.maxima.data());
+    tokens[row] = draw(slot, positions[row], x, work);
+    if (!logprobs || slot.params.logprobs < 0) return;
+    if (!work.changed.empty()) {
+      for (auto at = work.changed.rbegin(); at != work.changed.rend(); ++at) x[at->first] = at->second;
+      bounded_maxima(kernels, x, vocab_, work.maxima.data());
+    }
+    log_probs(x, tokens[row], slot.params.logprobs, row, *logprobs, work);
+  });
+  // After all rows: two rows of one slot must not race.
+  for (int64_t row = 0; row < logits.rows; ++row) {
+    Slot& slot = states_[static_cast<size_t>(slots[row])];
+    if (slot.penalised) slot.note(tokens[row], 1);
+  }
+}
+
+void Sampler::score(Pool& pool, const Logits& logits, const int32_t* targets, const LogProbColumns& out) {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  prepare(pool);
+  clear(out, logits.rows);
+  pool.run(logits.rows, [&](int64_t row, int thread) {
+    Work& work = *works_[static_cast<size_t>(thread)];
+    bounded_maxima(kernels, logits.row(row), vocab_, work.maxima.data());
+    log_probs(logits.row(row), targets[row], out.k, row, out, work);
+  });
+}
+
+}  // namespace noria
