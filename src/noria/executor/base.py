@@ -1,0 +1,32 @@
+"""The engine's view of whatever computes: plans go in, results come out in the same order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from noria.plan import StepPlan, StepResult, WorkerInfo
+
+
+class Executor(Protocol):
+    """A queue of steps in flight. Called from one thread."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What the workers resolved when they loaded the model."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Puts a step in flight; returns at once. The caller bounds how many are, and changes the plan no more."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step in flight; blocks until it is there.
+
+        Raises:
+            NoriaError: the step failed. Later steps will fail too.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the workers and frees what they hold. Steps in flight are lost. May be called twice."""
+        ...

@@ -1,0 +1,81 @@
+"""One worker in this process, on a thread of its own, so that the next step can be planned while one is computed."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from noria.config import EngineOptions
+from noria.errors import EngineError
+from noria.plan import StepPlan, StepResult, WorkerInfo
+from noria.worker.worker import Worker
+
+
+class LocalExecutor:
+    """See `noria.executor.base.Executor`. The constructor returns once the model is loaded.
+
+    Raises:
+        whatever `Worker` raises while it loads.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StepResult | WorkerInfo | BaseException] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        # A daemon, so that a hung kernel does not keep the process from exiting.
+        self._thread = threading.Thread(target=self._work, args=(options,), name="noria-worker", daemon=True)
+        self._thread.start()
+        loaded = self._results.get()
+        if not isinstance(loaded, WorkerInfo):
+            self._thread.join()
+            assert isinstance(loaded, BaseException)
+            raise loaded
+        self._info = loaded
+
+    @property
+    def info(self) -> WorkerInfo:
+        return self._info
+
+    def submit(self, plan: StepPlan) -> None:
+        if self._closed:
+            raise EngineError("the executor is closed")
+        self._in_flight += 1
+        self._plans.put(plan)
+
+    def collect(self) -> StepResult:
+        if self._failure is not None:
+            raise EngineError(f"an earlier step failed: {self._failure}") from self._failure
+        if not self._in_flight:
+            raise EngineError("no step is in flight")
+        result = self._results.get()
+        self._in_flight -= 1
+        if isinstance(result, BaseException):
+            self._failure = result
+            raise result
+        assert isinstance(result, StepResult)
+        return result
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._plans.put(None)
+        self._thread.join()
+
+    def _work(self, options: EngineOptions) -> None:
+        """The thread: loads, then turns plans into results until told to end or until one fails."""
+        try:
+            worker = Worker(options)
+        except BaseException as error:
+            self._results.put(error)
+            return
+        self._results.put(worker.info)
+        while (plan := self._plans.get()) is not None:
+            try:
+                self._results.put(worker.execute(plan))
+            except BaseException as error:
+                # The worker's state is undefined now: nothing after this step may run.
+                self._results.put(error)
+                return

@@ -1,0 +1,120 @@
+"""How much memory this process may still take, and how many cache blocks fit into it.
+
+Linux control groups (v2 and v1) bound a container below what the machine reports, so both are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from noria.backends.base import CacheLayout
+from noria.config import CacheOptions
+from noria.errors import ConfigError
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """`num_blocks` of the pool, and the longest context that fits into it (at most what was wished for)."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def available_memory(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that can be taken without swapping: the machine's, or what the control groups leave, if that is less."""
+    available = int(psutil.virtual_memory().available)
+    return min([available, *_cgroup_headroom(root, membership)])
+
+
+def plan_cache(
+    options: CacheOptions, layout: CacheLayout, num_slots: int, max_model_len: int, fixed: bool, budget: int
+) -> CachePlan:
+    """Number of blocks: as asked, else what the budget allows within what `num_slots` full requests could use.
+
+    Args:
+        layout: with any `num_blocks`.
+        max_model_len: longest context wished for. fixed: the user named it, so that less is an error.
+        budget: bytes for the cache.
+
+    Raises:
+        ConfigError: not even one request of `max_model_len` tokens (of one block, if not fixed) fits.
+    """
+    per_request = -(-max_model_len // layout.block_size)
+    num_blocks = options.num_blocks
+    if num_blocks is None:
+        num_blocks = min(budget // layout.block_bytes, num_slots * per_request)
+    if num_blocks >= per_request:
+        return CachePlan(int(num_blocks), max_model_len)
+    fits = max(0, int(num_blocks)) * layout.block_size
+    if fixed or fits == 0:
+        if options.num_blocks is not None:
+            raise ConfigError(
+                f"{num_blocks} blocks of {layout.block_size} tokens hold {fits} tokens, one request may need "
+                f"{max_model_len}: raise it, or lower --max-model-len",
+                "--num-blocks",
+            )
+        need = _mebibytes(per_request * layout.block_bytes)
+        raise ConfigError(
+            f"the KV cache of one request of {max_model_len} tokens takes {need}, {_mebibytes(budget)} are left: "
+            "lower --max-model-len, raise --gpu-memory-utilization, or take a smaller cache type (--kv-cache-dtype)",
+            "--max-model-len",
+        )
+    return CachePlan(int(num_blocks), fits)
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{max(0, nbytes) / 2**20:,.0f} MiB"
+
+
+def _cgroup_headroom(root: Path, membership: Path) -> list[int]:
+    """Bytes left in each control group that this process is in and that has a limit."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    left = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            left += _headroom(root, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            left += _headroom(root / "memory", path, *names)
+    return left
+
+
+def _headroom(mount: Path, path: str, limit_name: str, usage_name: str, reclaimable: str) -> list[int]:
+    # Within a container the path may be that of the host while the mount shows the container's own group: look at the
+    # path, at all above it, and at the mount itself.
+    relative = Path(path.lstrip("/"))
+    left = []
+    for group in (relative, *relative.parents):
+        limit = _number(mount / group / limit_name)
+        usage = _number(mount / group / usage_name)
+        if limit is not None and usage is not None and limit < 1 << 60:  # v1 says "no limit" with a huge number
+            left.append(max(0, limit - usage + _stat(mount / group / "memory.stat", reclaimable)))
+    return left
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+
+
+def _stat(path: Path, key: str) -> int:
+    """Page cache that the kernel gives up under pressure counts as used, but it is not."""
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
