@@ -59,8 +59,7 @@ def load_generation_defaults(files: ModelFiles) -> GenerationDefaults:
     path = files.folder / "generation_config.json"
     own = files.kind == "safetensors" or len(list(files.folder.glob("*.gguf"))) == len(files.weight_files)
     values = read_json(path) if own and path.is_file() else {}
-    ends = _ids(values.get("eos_token_id"), path)
-    ends += _gguf_ends(files.path) if files.kind == "gguf" else _config_ends(files.folder)
+    ends = (*_ids(values.get("eos_token_id"), path), *end_token_ids(files))
     return GenerationDefaults(
         temperature=_number(values, "temperature", 0.0, 100.0, path),
         top_p=_number(values, "top_p", 0.0, 1.0, path),
@@ -69,6 +68,16 @@ def load_generation_defaults(files: ModelFiles) -> GenerationDefaults:
         repetition_penalty=_number(values, "repetition_penalty", 0.0, 100.0, path, open_low=True),
         end_token_ids=tuple(dict.fromkeys(ends))[:MAX_END_TOKENS],
     )
+
+
+def end_token_ids(files: ModelFiles) -> tuple[int, ...]:
+    """End tokens that a model's own files name, `generation_config.json` aside.
+
+    Raises:
+        WeightsError: a file is damaged or names what is no token id.
+    """
+    ends = _gguf_ends(files.path) if files.kind == "gguf" else _config_ends(files.folder)
+    return tuple(dict.fromkeys(ends))[:MAX_END_TOKENS]
 
 
 def _gguf_ends(path: Path) -> list[int]:
