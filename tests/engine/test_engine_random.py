@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from helpers.engine_driver import Driver
-from helpers.fake_executor import VOCAB, alone, score
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.engine_driver import Driver
+from helpers.fake_executor import VOCAB, alone, score
 from noria.params import SamplingParams
 
 BASE = [(7 * position + 3) % VOCAB for position in range(40)]
@@ -109,10 +109,10 @@ def test_neighbours_change_nothing(world, wanted):
                     },
                     arrival=float(tick),
                 )
-            if entry["abort_after"] is not None and entry["at"] + entry["abort_after"] == tick:
-                if not (entry["id"] in driver.seen and driver.seen[entry["id"]].finished):
-                    driver.abort(entry["id"])
-                    aborted.add(entry["id"])
+            ended = entry["id"] in driver.seen and driver.seen[entry["id"]].finished
+            if entry["abort_after"] is not None and entry["at"] + entry["abort_after"] == tick and not ended:
+                driver.abort(entry["id"])
+                aborted.add(entry["id"])
         driver.step()
         tick += 1
         assert tick <= last + 10 + work * (world["max_preemptions"] + 2), "requests are starving"

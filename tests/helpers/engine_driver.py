@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from helpers.fake_executor import FakeExecutor
 
+from helpers.fake_executor import FakeExecutor
 from noria.config import CacheOptions, SchedulerOptions
 from noria.engine.core import EngineCore
 from noria.messages import Abort, Finished, StepOutputs, Submit

@@ -1,0 +1,123 @@
+"""What a step costs the scheduler: planning and taking in results, with many running and waiting requests.
+
+The model takes no time here, so all that is measured is Noria's own Python, in CPU time of the thread, so that a busy
+machine does not blur it. Run: `python benchmarks/plan_cost.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import deque
+
+import numpy as np
+
+from noria.config import CacheOptions, SchedulerOptions
+from noria.engine.core import EngineCore
+from noria.messages import Submit
+from noria.params import SamplingParams
+from noria.plan import StepPlan, StepResult, WorkerInfo
+
+
+class Instant:
+    """An executor that answers every step at once with token 1."""
+
+    def __init__(self, slots: int, num_blocks: int) -> None:
+        self.info = WorkerInfo(
+            vocab_size=50_000,
+            max_model_len=4096,
+            num_blocks=num_blocks,
+            block_size=16,
+            num_slots=slots,
+            backend="instant",
+            isa="",
+            threads=1,
+            weights="",
+            cache_dtype="f32",
+            weight_bytes=0,
+            cache_bytes=0,
+        )
+        self._results: deque[StepResult] = deque()
+        self.rows = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        sampled = plan.slots[plan.sample]
+        self.rows = len(plan.slots)
+        self._results.append(StepResult(plan.step, sampled, np.ones(len(sampled), np.int32)))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def close(self) -> None:
+        pass
+
+
+def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id: int) -> float:
+    """Submits `count` requests; returns seconds per submission."""
+    random = np.random.default_rng(first_id)
+    params = SamplingParams(max_tokens=output, seed=0)
+    messages = [
+        Submit(
+            request_id=first_id + number,
+            prompt_ids=random.integers(2, 50_000, prompt_length).astype("<i4").tobytes(),
+            params=params,
+            arrival=float(number),
+        )
+        for number in range(count)
+    ]
+    began = time.perf_counter()
+    for message in messages:
+        core.handle(message)
+    return (time.perf_counter() - began) / count
+
+
+def measure(running: int, waiting: int, steps: int, depth: int, blocks: int | None, output: int) -> dict[str, float]:
+    """Milliseconds of planning and updating per step, over `steps` steps with `running` rows."""
+    blocks = blocks or running * 32
+    executor = Instant(running, blocks)
+    scheduler = SchedulerOptions(max_num_seqs=running, max_num_batched_tokens=8192, in_flight_depth=depth)
+    core = EngineCore(executor, CacheOptions(), scheduler, clock=time.thread_time)
+    submit_seconds = fill(core, running + waiting, 128, output, 1)
+    while core.stats.running < running and core.stats.waiting and core.stats.steps_total < 200:
+        core.step()
+    gc.collect()
+    gc.freeze()  # as the engine process does
+    costs = []
+    for _ in range(steps):
+        before = core.stats.plan_seconds_total
+        core.step()
+        costs.append((core.stats.plan_seconds_total - before) * 1e3)
+    stats = core.stats
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "depth": depth,
+        "p50_ms": round(float(np.median(costs)), 3),
+        "p99_ms": round(float(np.percentile(costs, 99)), 3),
+        "max_ms": round(max(costs), 3),
+        "mean_ms": round(float(np.mean(costs)), 3),
+        "preemptions": stats.preemptions_total,
+        "submit_us": round(submit_seconds * 1e6, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=300)
+    given = parser.parse_args()
+    cases = {
+        "decode": {"depth": 1, "blocks": None, "output": 2000},
+        "decode, depth 2": {"depth": 2, "blocks": None, "output": 2000},
+        "churn (64 tokens out)": {"depth": 1, "blocks": None, "output": 64},
+        "short of blocks": {"depth": 1, "blocks": given.running * 10, "output": 200},
+    }
+    for name, case in cases.items():
+        print(json.dumps({"case": name} | measure(given.running, given.waiting, given.steps, **case)))
+
+
+if __name__ == "__main__":
+    main()

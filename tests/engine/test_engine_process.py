@@ -1,0 +1,224 @@
+"""The engine process: start, handshake, refusal, drain, death, and what it costs when idle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from helpers.engine_driver import submit
+from helpers.fake_executor import alone
+from noria.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from noria.messages import Abort, Control, EngineInfo, FromEngine, Hello, Refused, build_id
+from noria.params import SamplingParams
+
+ENTRY = Path(__file__).parent.parent / "helpers" / "fake_engine.py"
+PATH = {"PYTHONPATH": str(Path(__file__).parent.parent.parent / "src")}
+PROMPT = list(range(20))
+
+
+class Engine:
+    """The API process's end."""
+
+    def __init__(self, folder, model="fake", **scheduling) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PAIR)
+        self.socket.linger = 0
+        address = f"ipc://{folder}/engine"
+        self.socket.bind(address)
+        options = EngineOptions(
+            model=ModelOptions(model=model),
+            cache=CacheOptions(block_size=16),
+            scheduler=SchedulerOptions(max_num_seqs=4, **scheduling),
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, str(ENTRY), address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=False,
+            env=os.environ | PATH,
+        )
+        self.process.stdin.write(msgspec.msgpack.encode(options))
+        self.process.stdin.close()
+        self.decoder = msgspec.msgpack.Decoder(FromEngine)
+
+    def receive(self, seconds=20.0):
+        assert self.socket.poll(seconds * 1000), f"nothing came; the engine's status is {self.process.poll()}"
+        return self.decoder.decode(self.socket.recv())
+
+    def send(self, message) -> None:
+        self.socket.send(msgspec.msgpack.encode(message))
+
+    def tokens_until_end(self, request_id) -> list[int]:
+        tokens = []
+        while True:
+            outputs = self.receive()
+            if request_id in np.frombuffer(outputs.request_ids, "<i8").tolist():
+                row = np.frombuffer(outputs.request_ids, "<i8").tolist().index(request_id)
+                tokens.append(int(np.frombuffer(outputs.tokens, "<i4")[row]))
+            if any(end.request_id == request_id for end in outputs.finished):
+                return tokens
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        self.socket.close()
+        self.context.term()
+
+
+@pytest.fixture
+def start(tmp_path):
+    engines = []
+
+    def make(*args, **more) -> Engine:
+        engines.append(Engine(tmp_path, *args, **more))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_introduces_itself_answers_and_stops_when_told(start, depth):
+    engine = start(in_flight_depth=depth)
+    info = engine.receive()
+    assert isinstance(info, EngineInfo)
+    assert info.build_id == build_id()
+    engine.send(Hello(build_id()))
+    engine.send(submit(1, PROMPT, max_tokens=9))
+    assert engine.tokens_until_end(1) == alone(PROMPT, SamplingParams(max_tokens=9, seed=0), (), 0, 1024)[0]
+    engine.send(Control("shutdown"))
+    assert engine.process.wait(10) == 0
+    assert engine.process.stdout.read() == b"closed\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "message", "field"),
+    [("refused", "MODEL: no such model", "MODEL"), ("damaged", "the file is damaged", None)],
+)
+def test_what_cannot_start_says_why_in_a_line(start, model, message, field):
+    engine = start(model)
+    assert engine.receive() == Refused(message, field)
+    assert engine.process.wait(10) == 1
+    assert b"Traceback" not in engine.process.stderr.read()
+
+
+def test_a_client_of_another_build_is_refused(start):
+    engine = start()
+    engine.receive()
+    engine.send(Hello("another"))
+    refused = engine.receive()
+    assert isinstance(refused, Refused)
+    assert "another" in refused.message
+    assert engine.process.wait(10) == 1
+
+
+@pytest.mark.parametrize("way", ["message", "signal"])
+def test_drained_it_finishes_what_it_has_and_exits(start, way):
+    engine = start("slow")
+    engine.receive()
+    engine.send(submit(1, PROMPT, max_tokens=10))
+    engine.receive()
+    if way == "message":
+        engine.send(Control("drain"))
+    else:
+        engine.process.send_signal(signal.SIGTERM)
+    assert len(engine.tokens_until_end(1)) == 9
+    assert engine.process.wait(10) == 0
+
+
+def test_idle_it_drains_at_once_and_ctrl_c_is_not_its_business(start):
+    engine = start()
+    engine.receive()
+    engine.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert engine.process.poll() is None
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.process.wait(10) == 0
+
+
+def test_a_failed_step_ends_the_process(start):
+    engine = start("crash")
+    engine.receive()
+    engine.send(submit(1, PROMPT, max_tokens=10))
+    for _ in range(2):
+        engine.receive()
+    assert engine.process.wait(10) == 1
+    assert b"the device caught fire" in engine.process.stderr.read()
+
+
+def test_messages_that_cannot_be_read_take_nobody_along(start):
+    engine = start("slow")
+    engine.receive()
+    engine.send(submit(1, PROMPT, max_tokens=4))
+    engine.socket.send(b"\xc1 nonsense")
+    engine.socket.send(msgspec.msgpack.encode(["unknown", 1]))
+    assert len(engine.tokens_until_end(1)) == 4
+
+
+def test_aborts_are_heard_during_a_long_answer(start):
+    engine = start("slow")
+    engine.receive()
+    engine.send(submit(1, PROMPT, max_tokens=900))
+    engine.receive()
+    engine.send(Abort((1,)))
+    for _ in range(3):
+        stats = engine.receive(2).stats
+        if stats.running == 0:
+            break
+    assert (stats.running, stats.held_blocks) == (0, 0)
+
+
+def test_idle_it_costs_no_cpu(start):
+    engine = start()
+    engine.receive()
+    engine.send(submit(1, PROMPT, max_tokens=4))
+    engine.tokens_until_end(1)
+    time.sleep(0.2)
+    process = psutil.Process(engine.process.pid)
+    before = process.cpu_times()
+    time.sleep(1.0)
+    after = process.cpu_times()
+    assert after.user + after.system - before.user - before.system <= 0.02
+
+
+def test_it_dies_with_its_parent(tmp_path):
+    program = f"""
+import subprocess, sys, time
+engine = subprocess.Popen([sys.executable, {str(ENTRY)!r}, "ipc://{tmp_path}/engine"], stdin=subprocess.PIPE)
+print(engine.pid, flush=True)
+time.sleep(60)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | PATH)
+    child = psutil.Process(int(parent.stdout.readline()))
+    while len(child.threads()) < 3:  # until its socket thread runs, so that it has asked for the signal
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 5
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the engine outlives its parent"
+        time.sleep(0.02)
+
+
+def test_it_starts_quickly_because_it_imports_little():
+    program = "import sys, noria.engine.process; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ | PATH
+    ).stdout.split()
+    assert not {"starlette", "uvicorn", "httpx", "typer", "rich", "tokenizers", "jinja2", "torch"} & set(loaded)
