@@ -25,8 +25,13 @@ class Buffer {
   size_t bytes() const { return bytes_; }
 
  private:
-  void swap(Buffer& other) { std::swap(data_, other.data_); std::swap(bytes_, other.bytes_); }
+  void swap(Buffer& other) {
+    std::swap(data_, other.data_);
+    std::swap(owner_, other.owner_);
+    std::swap(bytes_, other.bytes_);
+  }
   void* data_ = nullptr;
+  void* owner_ = nullptr;  // what the memory was cut from, if it was
   size_t bytes_ = 0;
 };
 
