@@ -154,7 +154,7 @@ ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
     "max_num_batched_tokens": ("scheduler", "max_num_batched_tokens"),
     "max_queued_requests": ("scheduler", "max_queued_requests"),
     "scheduling_policy": ("scheduler", "policy"),
-    "enable_continuous_batching": ("scheduler", "continuous"),
+    "static_batching": ("scheduler", "continuous"),  # inverted
     "static_batch_timeout": ("scheduler", "static_timeout"),
     "in_flight_depth": ("scheduler", "in_flight_depth"),
     "backend": ("device", "backend"),
@@ -183,6 +183,8 @@ def engine_options(model: str, **settings: Any) -> EngineOptions:
         if name not in ENGINE_SETTINGS:
             raise ConfigError(f"there is no such setting{nearest(name, ENGINE_SETTINGS)}", name)
         part, field = ENGINE_SETTINGS[name]
+        if name == "static_batching" and isinstance(value, bool):
+            value = not value
         parts[part][field] = setting(_PARTS[part], field, value, "--" + name.replace("_", "-"))
     return EngineOptions(
         model=ModelOptions(**parts["model"]),

@@ -1,17 +1,13 @@
-"""What commands share: settings from a file and flags, and getting a model that is not there yet."""
+"""Settings from a file and from flags to options."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noria.config import ENGINE_SETTINGS, ServerOptions, nearest, setting
 from noria.errors import ConfigError
-
-if TYPE_CHECKING:
-    from noria.files.resolve import ModelFiles
 
 # Settings of the HTTP side by the name of their flag, and the field of ServerOptions.
 SERVER_SETTINGS: dict[str, str] = {
@@ -72,29 +68,3 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     if options.drain_timeout < 0:
         raise ConfigError(f"must not be negative, got {options.drain_timeout}", "--drain-timeout")
     return options
-
-
-def find_model(model: str) -> ModelFiles:
-    """The files of a model. A known name that is not on this machine yet is downloaded, with a line that says so."""
-    from noria.files.catalog import KNOWN
-    from noria.files.resolve import resolve
-
-    try:
-        return resolve(model)
-    except Exception:
-        if model.strip() not in KNOWN:
-            raise
-    from noria.files.pull import pull
-
-    print(f"{model} is not on this machine yet: downloading it …", file=sys.stderr)
-    pull(model.strip())
-    return resolve(model)
-
-
-def size(nbytes: float) -> str:
-    """Bytes for people, in powers of 1000: `98 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"

@@ -52,12 +52,7 @@ ENGINE_FLAGS = (
     Flag("max_num_batched_tokens", int, BATCHING, "Most tokens computed in one step (default 1024)."),
     Flag("max_queued_requests", int, BATCHING, "Most requests waiting; more are refused with 429 (default 1024)."),
     Flag("scheduling_policy", str, BATCHING, "fcfs, or priority: smaller `priority` first (default fcfs)."),
-    Flag(
-        "enable_continuous_batching",
-        bool,
-        BATCHING,
-        "Whether requests join and leave at every step; no: static batches, the baseline (default yes).",
-    ),
+    Flag("static_batching", bool, BATCHING, "The baseline: a batch runs until its last request ends."),
     Flag("static_batch_timeout", float, BATCHING, "Seconds that an incomplete static batch waits (default 0.1)."),
     Flag("kv_cache_dtype", str, CACHE, "f32, bf16 or int8 (default: the smallest that keeps the quality)."),
     Flag("block_size", int, CACHE, "Tokens per block: 8, 16, 32, 64 or 128 (default 16)."),

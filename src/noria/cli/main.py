@@ -14,7 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("noria.cli.chat:chat", "Chat in the terminal, with a model or a server."),
     "pull": ("noria.cli.pull:pull_command", "Download a model."),
     "bench": ("noria.cli.bench:app", "Measure a server, or the engine alone."),
-    "doctor": ("noria.cli.doctor:doctor", "Show this machine and what would run on it."),
+    "doctor": ("noria.cli.doctor:doctor_command", "Show this machine and what would run on it."),
 }
 
 

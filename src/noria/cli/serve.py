@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from noria.cli.common import SERVER_SETTINGS, find_model, read_config, server_options
+from noria.cli.common import SERVER_SETTINGS, read_config, server_options
 from noria.cli.flags import ENGINE_FLAGS, MODEL, SERVER, SERVER_FLAGS, with_flags
 from noria.config import EngineOptions, ServerOptions, engine_options
 from noria.errors import ConfigError
@@ -31,6 +31,7 @@ def serve(
     named = {"model": model or model_flag} if model or model_flag else {}
     name, engine, server = serve_options(config, named | flags)
 
+    from noria.frontend.locate import find_model
     from noria.observe.logging import setup_logging
     from noria.server.launch import bind, launch
 

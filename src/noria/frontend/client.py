@@ -83,6 +83,7 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
         self._error: EngineError | None = None
         self._stats_waiters: list[asyncio.Future[None]] = []
+        self._accepted = 0  # tokens of the step at hand that became part of an output
 
     @property
     def info(self) -> EngineInfo:
@@ -211,8 +212,7 @@ class EngineClient:
         """Hands one step's outputs to their requests."""
         now = time.monotonic()
         tokens = np.frombuffer(outputs.tokens, "<i4").tolist()
-        self.metrics.step(len(tokens), outputs.stats)
-        self._answer_stats()
+        self._accepted = 0
         for started in outputs.started:
             if (live := self.requests.get(started.request_id)) is not None:
                 live.cached_tokens, live.queued_seconds = started.cached_tokens, started.queued_seconds
@@ -232,6 +232,8 @@ class EngineClient:
         for request_id, end in finished.items():
             if (live := self.requests.get(request_id)) is not None:
                 self._guarded(live, [], None, end, now)
+        self.metrics.step(self._accepted, outputs.stats)
+        self._answer_stats()
 
     def _guarded(
         self,
@@ -273,6 +275,7 @@ class EngineClient:
             if logprobs is not None:
                 logprobs.cut(used)
         live.received += tokens
+        self._accepted += len(tokens)
         increment = Increment(live.choice, tokens, text, logprobs)
         if live.prompt_logprobs is not None and (tokens or end is not None):
             increment.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None

@@ -108,7 +108,7 @@ class Metrics:
         self._itl.observe(gap)
 
     def step(self, tokens: int, stats: EngineStats) -> None:
-        """A step's outputs came."""
+        """A step's outputs came; `tokens` of them became part of an answer (those behind a stop string do not)."""
         self.stats = stats
         if tokens:
             self._generation_tokens.inc(tokens)

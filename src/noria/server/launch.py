@@ -171,9 +171,11 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
                     signal.signal(sign, handler)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if not self.should_exit:
-                _say_goodbye(state)
-            super().handle_exit(sig, frame)
+            if self.should_exit:
+                self.force_exit = True  # the second signal does not wait
+                return
+            self.should_exit = True
+            _say_goodbye(state)
 
     config = uvicorn.Config(
         create_app(state),
