@@ -11,7 +11,7 @@ import pytest
 from fakes import BOS, EOS, MAX_LEN, TEXT, Running, recited
 from test_completions import chunks
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 PROMPT = "user: hello\nassistant: "
 
 
@@ -115,7 +115,7 @@ def test_template_error_in_its_own_words(http: httpx.Client) -> None:
 
 
 def test_openai_client(client: openai.OpenAI) -> None:
-    made = client.chat.completions.create(model="wheel", messages=HELLO, max_tokens=10, seed=1, n=2)  # type: ignore[arg-type]
+    made = client.chat.completions.create(model="wheel", messages=HELLO, max_tokens=10, seed=1, n=2)
     assert [choice.message.content for choice in made.choices] == [recited(10), recited(10, 1)]
     assert made.usage is not None
     assert made.usage.prompt_tokens_details is not None
@@ -131,7 +131,7 @@ def test_openai_client_streams(client: openai.OpenAI) -> None:
         messages=HELLO,
         max_tokens=20,
         stream=True,
-        stream_options=options,  # type: ignore[arg-type]
+        stream_options=options,
     )
     said, usage = "", None
     for chunk in stream:
@@ -156,9 +156,9 @@ def test_openai_client_completions(client: openai.OpenAI) -> None:
 
 def test_openai_client_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="the model 'mill' is not served here"):
-        client.chat.completions.create(model="mill", messages=HELLO)  # type: ignore[arg-type]
+        client.chat.completions.create(model="mill", messages=HELLO)
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="wheel", messages=HELLO, temperature=-1)  # type: ignore[arg-type]
+        client.chat.completions.create(model="wheel", messages=HELLO, temperature=-1)
     assert raised.value.param == "temperature"
     with pytest.raises(openai.APIError, match="poisoned"):
         list(client.completions.create(model="wheel", prompt="poison", stream=True))

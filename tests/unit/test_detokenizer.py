@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def run(
     maker = Detokenizer(Pieces(Bytes()), stop, **how)
     out, used = [], 0
     edges = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         text, taken, found = maker.push(tokens[start:end])
         out.append(text)
         used += taken
