@@ -1,4 +1,4 @@
-"""The native execution of graphs: its plan (forms, buffers, residuals in place) against the reference, and its checks."""
+"""Native execution of graphs: its plan (forms, buffers, residuals in place) against the reference, and its checks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ steps = st.lists(st.tuples(st.integers(0, 2), *[st.integers(0, 11)] * 3), min_si
 @given(
     steps=steps,
     schemes=st.sampled_from([SCHEMES[:1], SCHEMES[:2], SCHEMES]),
-    widths=st.sampled_from([[64], [64, 128], [24, 72], [1, 65, 130]]),
+    widths=st.sampled_from([[64], [64, 128], [24, 72], [2, 65, 130]]),
     tokens=st.integers(1, 20),
 )
 def test_any_graph_computes_what_the_reference_computes(
