@@ -123,9 +123,9 @@ struct Operands {
 };
 
 Float32 new_rows(size_t rows, size_t width) {
-  float* data = new float[rows * width];
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  return Float32(data, {rows, width}, owner);
+  auto* memory = new Buffer(rows * width * sizeof(float));
+  nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Buffer*>(p); });
+  return Float32(memory->as<float>(), {rows, width}, owner);
 }
 
 const float* optional_vector(const std::optional<Vector<float>>& values, size_t n, const char* what) {

@@ -27,8 +27,18 @@ template <bool kLogits> static void epilogue_rows(const LinearEpilogue& args) {
   }
 }
 
+#if defined(__AVX512F__)
+static inline void stream_store(float* p, Vf v) { _mm512_stream_ps(p, v); }
+#elif defined(__AVX2__)
+static inline void stream_store(float* p, Vf v) { _mm256_stream_ps(p, v); }
+#elif defined(__SSE4_1__)
+static inline void stream_store(float* p, Vf v) { _mm_stream_ps(p, v); }
+#else
+static inline void stream_store(float* p, Vf v) { store(p, v); }
+#endif
+
 // The common case, free of masks: a whole panel that nothing but a residual is added to.
-template <bool kResidual> static void whole_panel(const LinearEpilogue& args) {
+template <bool kResidual, bool kStream> static void whole_panel(const LinearEpilogue& args) {
   for (int r = 0; r < args.rows; ++r) {
     const float* product = args.product + r * kPanel;
     float* out = args.out + r * args.stride;
@@ -36,7 +46,8 @@ template <bool kResidual> static void whole_panel(const LinearEpilogue& args) {
     for (int c = 0; c < kPanel; c += kLanes) {
       Vf y = load(product + c);
       if (kResidual) y = add(y, load(args.residual + r * args.stride + c));
-      store(out + c, y);
+      if (kStream) stream_store(out + c, y);
+      else store(out + c, y);
     }
   }
 }
@@ -44,8 +55,9 @@ template <bool kResidual> static void whole_panel(const LinearEpilogue& args) {
 static void epilogue(const LinearEpilogue& args) {
   if (args.scale != 1.0f || args.softcap != 0.0f) epilogue_rows<true>(args);
   else if (args.bias || args.columns < kPanel) epilogue_rows<false>(args);
-  else if (args.residual) whole_panel<true>(args);
-  else whole_panel<false>(args);
+  else if (args.residual) whole_panel<true, false>(args);
+  else if (args.stream) whole_panel<false, true>(args);
+  else whole_panel<false, false>(args);
 }
 
 template <Vf (*kActivation)(Vf)> static void gated_rows(const GatedEpilogue& args) {

@@ -35,6 +35,9 @@ struct ProductTile {
   int64_t group_steps = 0;           // steps of a group, int8 and int4
   int64_t groups = 0;
   float* out = nullptr;              // [rows][64]
+  // What to prefetch meanwhile: two streams, `ahead_half` bytes apart, each advancing by `ahead_step` bytes per step.
+  const char* ahead = nullptr;
+  int64_t ahead_half = 0, ahead_step = 0;
 };
 
 // out = residual + cap(scale * (product + bias)) for the first `columns` outputs of a panel.
@@ -48,6 +51,7 @@ struct LinearEpilogue {
   int64_t stride = 0;
   float scale = 1.0f;
   float softcap = 0.0f;              // 0: none
+  bool stream = false;               // past the caches, where the level can and rows are aligned to 64 bytes
 };
 
 // out = activation(gate + gate_bias) * (up + up_bias).

@@ -12,21 +12,30 @@ static inline Vi low_halves(Vi v) { return shift_left<16>(v); }  // widens the b
 static inline Vi high_halves(Vi v) { return and_int(v, set1_int(static_cast<int>(0xffff0000u))); }
 
 // dot_int8(acc, w, x): acc += w · x of four bytes per lane, w = int8_weight(stored unit), x s8.
-// dot_int4(acc, w, x): the same for w of 0…15.
+// dot_int4(acc, w, x): the same for w of 0…15. Where NORIA_PAIR_SUMS says so, acc holds sums of pairs in 16 bits, good for
+// eight products (|pair| ≤ 2 * 15 * 127), which add_pairs(acc, pairs) then adds to 32-bit ones.
 // kBiasedCodes: int8_weight keeps the stored code + 128, and the accumulator has to start at -128 * sum of x.
 // dot_bf16(acc, w, x), where NORIA_DOT_BF16 says that the level has it: acc += w · x of two bfloat16 per lane.
+
+// dot_f32(acc, w, x): acc += w * x of the float in each lane.
+
+#if defined(__x86_64__) && defined(__FMA__)  // the form that adds to its accumulator; GCC's choice of form costs moves
+static inline void dot_f32(Vf& acc, Vi w, Vi x) { asm volatile("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+#else
+static inline void dot_f32(Vf& acc, Vi w, Vi x) { acc = fma(as_float(w), as_float(x), acc); }
+#endif
 
 #if defined(__AVX512VNNI__)
 
 constexpr bool kBiasedCodes = true;
 static inline Vi int8_weight(Vi w) { return w; }
 // Inline assembly: GCC 12 keeps the accumulators of the intrinsics on the stack. As a read-write operand of an
-// instruction they stay in registers.
-static inline void dot_int8(Vi& acc, Vi w, Vi x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
-static inline void dot_int4(Vi& acc, Vi w, Vi x) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+// instruction they stay in registers; volatile keeps the order, in which no register has to be saved for later.
+static inline void dot_int8(Vi& acc, Vi w, Vi x) { asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+static inline void dot_int4(Vi& acc, Vi w, Vi x) { asm volatile("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 #if defined(__AVX512BF16__)
 #define NORIA_DOT_BF16 1
-static inline void dot_bf16(Vf& acc, Vi w, Vi x) { asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
+static inline void dot_bf16(Vf& acc, Vi w, Vi x) { asm volatile("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x)); }
 #endif
 
 #elif defined(__AVX2__)
@@ -38,7 +47,8 @@ static inline Vi add_pairs(Vi acc, Vi pairs) { return add_int(acc, _mm256_madd_e
 static inline void dot_int8(Vi& acc, Vi w, Vi x) {
   acc = add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
 }
-static inline void dot_int4(Vi& acc, Vi w, Vi x) { acc = add_pairs(acc, _mm256_maddubs_epi16(w, x)); }
+#define NORIA_PAIR_SUMS 1
+static inline void dot_int4(Vi& acc, Vi w, Vi x) { acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x)); }
 
 #elif defined(__SSE4_1__)
 
@@ -48,7 +58,8 @@ static inline Vi add_pairs(Vi acc, Vi pairs) { return add_int(acc, _mm_madd_epi1
 static inline void dot_int8(Vi& acc, Vi w, Vi x) {
   acc = add_pairs(acc, _mm_maddubs_epi16(_mm_abs_epi8(w), _mm_sign_epi8(x, w)));
 }
-static inline void dot_int4(Vi& acc, Vi w, Vi x) { acc = add_pairs(acc, _mm_maddubs_epi16(w, x)); }
+#define NORIA_PAIR_SUMS 1
+static inline void dot_int4(Vi& acc, Vi w, Vi x) { acc = _mm_add_epi16(acc, _mm_maddubs_epi16(w, x)); }
 
 #elif defined(__ARM_FEATURE_DOTPROD)
 

@@ -12,10 +12,11 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
   const char* x[R];
   row_pointers(tile, x);
   for (int column = 0; column < kPanel; column += V * kLanes) {
+    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
     Vf acc[R][V];
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = zero();
-    add_steps<Step, R, V>(acc, tile.panel + column * 4, x, 0, tile.steps);
+    add_steps<Step, R, V>(acc, tile.panel + column * 4, x, 0, tile.steps, ahead);
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) store(tile.out + i / V * kPanel + column + i % V * kLanes, acc[i / V][i % V]);
   }
@@ -47,6 +48,7 @@ template <class Step, int R, int V, bool kBiased, bool kMinimums> static void gr
   const char* x[R];
   row_pointers(tile, x);
   for (int column = 0; column < kPanel; column += V * kLanes) {
+    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
     for (int64_t group = 0; group < tile.groups; ++group) {
       const int64_t first = group * tile.group_steps;
       const int64_t last = first + tile.group_steps < tile.steps ? first + tile.group_steps : tile.steps;
@@ -57,53 +59,54 @@ template <class Step, int R, int V, bool kBiased, bool kMinimums> static void gr
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = start;
       }
-      add_steps<Step, R, V>(acc, tile.panel + column * 4, x, first, last);
+      add_whole_steps<Step, R, V>(acc, tile.panel + column * 4, x, first, last, ahead);
       add_group<R, V, kMinimums>(tile, acc, column, group);
     }
   }
 }
 
-// ---- choice of shapes: as many accumulators as fit beside a phase's weights in the level's registers
+// ---- choice of shapes: rows of the tallest tile, and vectors of outputs by number of rows, such that accumulators,
+// a phase's weights and an activation fit in the level's registers
 
 #if defined(__AVX512F__)
-constexpr int kRows = 6, kInt8Rows = 6, kVectors = 4, kOneRowVectors = 4;
-#elif defined(__AVX2__)
-constexpr int kRows = 6, kInt8Rows = 4, kVectors = 2, kOneRowVectors = 8;
+constexpr int kRows = 6, kInt8Rows = 6, kInt4Rows = 6;
+constexpr int float_vectors(int) { return 4; }
+constexpr int int8_vectors(int) { return 4; }
+constexpr int int4_vectors(int) { return 4; }
 #elif defined(__aarch64__)
-constexpr int kRows = 6, kInt8Rows = 6, kVectors = 4, kOneRowVectors = 16;
+constexpr int kRows = 6, kInt8Rows = 6, kInt4Rows = 6;
+constexpr int float_vectors(int rows) { return rows == 1 ? 16 : 4; }
+constexpr int int8_vectors(int rows) { return rows == 1 ? 16 : 4; }
+constexpr int int4_vectors(int rows) { return rows == 1 ? 16 : 4; }
 #else
-constexpr int kRows = 4, kInt8Rows = 4, kVectors = 2, kOneRowVectors = 8;
+constexpr int kRows = kLanes == 8 ? 6 : 4, kInt8Rows = 8, kInt4Rows = 6;
+constexpr int float_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+constexpr int int8_vectors(int rows) { return rows == 1 ? 8 : rows <= 3 ? 2 : 1; }
+constexpr int int4_vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
 
-template <int R> constexpr int vectors = R == 1 ? kOneRowVectors : kVectors;
-
 template <int R> struct F32Tile {
-  static void run(const ProductTile& tile) { float_tile<StepF32, R, vectors<R>>(tile); }
+  static void run(const ProductTile& tile) { float_tile<StepF32, R, float_vectors(R)>(tile); }
 };
 template <int R> struct Bf16Tile {
-  static void run(const ProductTile& tile) { float_tile<StepBf16, R, vectors<R>>(tile); }
+  static void run(const ProductTile& tile) { float_tile<StepBf16, R, float_vectors(R)>(tile); }
 };
 template <int R> struct Int8Tile {
-  static void run(const ProductTile& tile) { grouped_tile<StepInt8, R, vectors<R>, kBiasedCodes, false>(tile); }
+  static void run(const ProductTile& tile) { grouped_tile<StepInt8, R, int8_vectors(R), kBiasedCodes, false>(tile); }
 };
 template <int R> struct Int4Tile {
-  static void run(const ProductTile& tile) { grouped_tile<StepInt4, R, vectors<R>, false, true>(tile); }
+  static void run(const ProductTile& tile) { grouped_tile<StepInt4, R, int4_vectors(R), false, true>(tile); }
 };
 
+// Tile<1> … Tile<kMost>, by the number of rows.
 template <template <int> class Tile, int kMost> static void by_rows(const ProductTile& tile) {
-  switch (tile.rows) {
-    case 1: return Tile<1>::run(tile);
-    case 2: return Tile<2>::run(tile);
-    case 3: return Tile<3>::run(tile);
-    case 4: return Tile<4>::run(tile);
-    case 5: return Tile<kMost < 5 ? 1 : 5>::run(tile);
-    default: return Tile<kMost < 6 ? 1 : 6>::run(tile);
-  }
+  if (tile.rows == kMost) return Tile<kMost>::run(tile);
+  if constexpr (kMost > 1) by_rows<Tile, kMost - 1>(tile);
 }
 
 extern const LinearProducts linear_products;
 const LinearProducts linear_products = {
-    {kRows, kRows, kInt8Rows, kRows},
-    {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kRows>}};
+    {kRows, kRows, kInt8Rows, kInt4Rows},
+    {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>}};
 
 }  // namespace noria::NORIA_ISA

@@ -7,16 +7,38 @@
 
 namespace noria::NORIA_ISA {
 
-// The four bytes at p in every lane. The empty assembly keeps the vector in a register; otherwise the broadcast is
-// folded into every product as a load of its own, and loads become the limit.
+constexpr int kPageBytes = 4096;
+
+// The four bytes at p in every lane. Assembly keeps the vector in a register; otherwise the broadcast is folded into
+// every product as a load of its own, and loads become the limit.
 static inline Vi broadcast_unit(const char* p) {
+#if defined(__AVX512F__)
+  Vi v;
+  asm volatile("vpbroadcastd %1, %0" : "=v"(v) : "m"(*reinterpret_cast<const char(*)[4]>(p)));
+  return v;
+#else
   int32_t unit;
   std::memcpy(&unit, p, 4);
-  Vi v = set1_int(unit);
-#if defined(__AVX512F__)
-  asm("" : "+v"(v));
+  return set1_int(unit);
 #endif
-  return v;
+}
+
+// Weights are asked for a good while before their use, into the second-level cache; the processor itself does not look
+// beyond a page. A single row asks for its own panel's, taller tiles for a share of the next panel's.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t half = 0, step = 0;  // two streams, `half` bytes apart; bytes per step
+};
+
+template <int R> static inline void prefetch(const char* w, Ahead& ahead) {
+  if (R == 1) {
+#pragma GCC unroll 4
+    for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(w + kPageBytes + line, 0, 2);
+  } else {
+    __builtin_prefetch(ahead.at, 0, 2);
+    __builtin_prefetch(ahead.at + ahead.half, 0, 2);
+    ahead.at += ahead.step;
+  }
 }
 
 struct StepF32 {
@@ -24,7 +46,7 @@ struct StepF32 {
   static constexpr int phases = 1, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return unit; }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x); }
-  static void dot(Vf& acc, Vi w, Vi x) { acc = fma(as_float(w), as_float(x), acc); }
+  static void dot(Vf& acc, Vi w, Vi x) { dot_f32(acc, w, x); }
 };
 
 #ifdef NORIA_DOT_BF16
@@ -43,12 +65,13 @@ struct StepBf16 {  // widened to float32: first the lower index of each pair, th
   template <int phase> static Vi activation(const char* x) {
     return phase ? high_halves(broadcast_unit(x)) : low_halves(broadcast_unit(x));
   }
-  static void dot(Vf& acc, Vi w, Vi x) { acc = fma(as_float(w), as_float(x), acc); }
+  static void dot(Vf& acc, Vi w, Vi x) { dot_f32(acc, w, x); }
 };
 #endif
 
 struct StepInt8 {
   using Accumulator = Vi;
+  static constexpr bool in_pairs = false;
   static constexpr int phases = 1, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return int8_weight(unit); }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x); }
@@ -57,11 +80,15 @@ struct StepInt8 {
 
 struct StepInt4 {
   using Accumulator = Vi;
+  static constexpr bool in_pairs = true;  // where the level has NORIA_PAIR_SUMS
   static constexpr int phases = 2, x_bytes = 8;
   template <int phase> static Vi weight(Vi unit) { return phase ? high_nibbles(unit) : low_nibbles(unit); }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x + 4 * phase); }
   static void dot(Vi& acc, Vi w, Vi x) { dot_int4(acc, w, x); }
 };
+
+// Keeps what one phase loaded from being held in registers for the next.
+static inline void forget_loads() { asm volatile("" ::: "memory"); }
 
 template <class Step, int phase, int R, int V>
 static inline __attribute__((always_inline)) void phase_of_step(typename Step::Accumulator (&acc)[R][V], const char* w,
@@ -82,18 +109,43 @@ static inline __attribute__((always_inline)) void phase_of_step(typename Step::A
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) Step::dot(acc[r][v], units[v], activation);
   }
+  if (Step::phases == 2) forget_loads();
 }
 
 // Adds steps `first` … `last - 1`. w: the tile's first vector within the panel.
 template <class Step, int R, int V>
 static inline __attribute__((always_inline)) void add_steps(typename Step::Accumulator (&acc)[R][V], const char* w,
-                                                            const char* const (&x)[R], int64_t first, int64_t last) {
+                                                            const char* const (&x)[R], int64_t first, int64_t last,
+                                                            Ahead& ahead) {
   w += first * kStepBytes;
   for (int64_t offset = first * Step::x_bytes; offset < last * Step::x_bytes; offset += Step::x_bytes) {
+    prefetch<R>(w, ahead);
     phase_of_step<Step, 0>(acc, w, x, offset);
     if (Step::phases == 2) phase_of_step<Step, Step::phases - 1>(acc, w, x, offset);
     w += kStepBytes;
   }
+}
+
+// The same, where sums of products with 4-bit weights stay in 16 bits for four steps.
+template <class Step, int R, int V>
+static inline __attribute__((always_inline)) void add_whole_steps(Vi (&acc)[R][V], const char* w,
+                                                                  const char* const (&x)[R], int64_t first,
+                                                                  int64_t last, Ahead& ahead) {
+#ifdef NORIA_PAIR_SUMS
+  if (Step::in_pairs) {
+    for (int64_t stop; first < last; first = stop) {
+      stop = first + 4 < last ? first + 4 : last;
+      Vi pairs[R][V];
+#pragma GCC unroll 128
+      for (int i = 0; i < R * V; ++i) pairs[i / V][i % V] = set1_int(0);
+      add_steps<Step, R, V>(pairs, w, x, first, stop, ahead);
+#pragma GCC unroll 128
+      for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = add_pairs(acc[i / V][i % V], pairs[i / V][i % V]);
+    }
+    return;
+  }
+#endif
+  add_steps<Step, R, V>(acc, w, x, first, last, ahead);
 }
 
 }  // namespace noria::NORIA_ISA

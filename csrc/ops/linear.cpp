@@ -3,6 +3,7 @@
 #include "ops/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "core/isa.h"
@@ -84,13 +85,35 @@ int tile_rows(const LinearKernels& kernels, Scheme scheme) {
 
 int64_t row_bytes(const Activations& x) { return x.spec.stride() * element_bytes(x.spec.format); }
 
-// Runs tile(first, rows) over rows [begin, end) in tiles as even as can be: two of 4 rows beat one of 6 and one of 2.
+// Shares the next panel out among the tiles of this one, for prefetching; of many tiles, among the last.
+void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
+  constexpr int64_t most = 16;
+  if (count == 1) {  // the tile reads its panel just once: ask for its own weights, a page ahead
+    tile.ahead = tile.panel + 4096;
+    tile.ahead_half = kStepBytes / 2;
+    tile.ahead_step = kStepBytes;
+    return;
+  }
+  const int64_t sharers = std::min(count, most), share = index - (count - sharers);
+  tile.ahead_step = share < 0 ? 0 : kStepBytes / 2 / sharers;
+  tile.ahead_half = tile.steps * tile.ahead_step;
+  tile.ahead = tile.panel + (share < 0 ? 0 : tile.steps * kStepBytes + 2 * share * tile.ahead_half);
+}
+
+// Runs tile(first, rows, index, count) over rows [begin, end) in tiles as even as can be: two of 4 rows beat one of 6 and one of 2.
 template <class Tile> void each_tile(int64_t begin, int64_t end, int most, Tile tile) {
   const int64_t rows = end - begin, count = ceil_div(rows, most);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t first = begin + rows * i / count;
-    tile(first, static_cast<int>(begin + rows * (i + 1) / count - first));
+    tile(first, static_cast<int>(begin + rows * (i + 1) / count - first), i, count);
   }
+}
+
+// A result this large (logits of many rows) leaves the caches anyway: it is written past them, unread.
+constexpr int64_t kStreamBytes = 4 << 20;
+bool streams(const LinearArgs& args, int64_t rows) {
+  return !args.residual && rows * args.out_stride * 4 > kStreamBytes && args.out_stride % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
 }
 
 void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
@@ -113,9 +136,11 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   epilogue.stride = args.out_stride;
   epilogue.scale = args.scale;
   epilogue.softcap = args.softcap;
+  epilogue.stream = column % 16 == 0 && streams(args, x.rows);
   const auto run = kernels.products->run[static_cast<int>(weight.scheme)];
-  each_tile(begin, end, tile_rows(kernels, weight.scheme), [&](int64_t first, int rows) {
+  each_tile(begin, end, tile_rows(kernels, weight.scheme), [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(tile, x, first, rows);
+    set_ahead(tile, index, count);
     run(tile);
     epilogue.rows = rows;
     epilogue.residual = args.residual ? args.residual + first * args.out_stride + column : nullptr;
@@ -138,9 +163,11 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   epilogue.stride = args.out_stride;
   const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
   const int most = std::min(tile_rows(kernels, args.gate->scheme), tile_rows(kernels, args.up->scheme));
-  each_tile(begin, end, most, [&](int64_t first, int rows) {
+  each_tile(begin, end, most, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(gate, *args.gate_x, first, rows);
     set_rows(up, *args.up_x, first, rows);
+    set_ahead(gate, index, count);
+    set_ahead(up, index, count);
     kernels.products->run[static_cast<int>(args.gate->scheme)](gate);
     kernels.products->run[static_cast<int>(args.up->scheme)](up);
     epilogue.rows = rows;
@@ -154,6 +181,7 @@ template <class Panel> void run_tasks(Pool& pool, const Cut& c, Panel panel) {
     const int64_t block = task % c.row_blocks, first = task / c.row_blocks * c.panels_per_task;
     for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
       panel(p, c.first_row(block), c.first_row(block + 1));
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores are ordered by nothing less
   });
 }
 
