@@ -214,8 +214,11 @@ void bind_program(nb::module_& m) {
           },
           nb::arg("pool"), nb::arg("graph"), nb::arg("max_tokens"), nb::arg("max_outputs"), nb::arg("max_seqs"),
           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def("run", &run, nb::arg("input_ids"), nb::arg("positions"), nb::arg("kv_positions"), nb::arg("query_starts"),
-           nb::arg("kv_lengths"), nb::arg("slots"), nb::arg("block_tables"), nb::arg("output_rows"), nb::arg("cache").none(),
+      // Nothing is converted on the way in: a silent copy would hide a wrong type, and cost.
+      .def("run", &run, nb::arg("input_ids").noconvert(), nb::arg("positions").noconvert(),
+           nb::arg("kv_positions").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("kv_lengths").noconvert(),
+           nb::arg("slots").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("output_rows").noconvert(),
+           nb::arg("cache").none(),
            "Computes a batch; returns the number of hidden rows.")
       .def("logits", &logits, nb::arg("start"), nb::arg("stop"),
            "Logits [stop - start, vocab] of hidden rows: a view, valid until the next call.")

@@ -421,11 +421,12 @@ class Backend(Protocol):
     def threads(self) -> int: ...
 
     def pack(self, source: WeightSource, scheme: Scheme) -> Weight:
-        """Packs for the kernels; quantises a dense source, keeps a grouped one exactly if bits and group agree."""
+        """Packs for the kernels; quantises a dense source, keeps a grouped one exactly if bits and group agree.
+        Called from several threads at once."""
         ...
 
     def table(self, values: NDArray[Any], dtype: Literal["f32", "bf16"]) -> Table:
-        """Holds an embedding table [vocab, width] given as any float type."""
+        """Holds an embedding table [vocab, width] given as any float type. Called from several threads at once."""
         ...
 
     def new_cache(self, layout: CacheLayout) -> Cache: ...

@@ -100,7 +100,7 @@ def resolve_max_model_len(config: ModelConfig, asked: int | None) -> int:
 
 
 def build_model(checkpoint: Checkpoint, backend: Backend, options: ModelOptions, max_model_len: int) -> Model:
-    """Checks a checkpoint against its architecture, then packs its weights, one at a time, into a graph.
+    """Checks a checkpoint against its architecture, then packs its weights into a graph.
 
     Args:
         max_model_len: what `resolve_max_model_len` gave: rotations are fixed from it.
@@ -108,7 +108,7 @@ def build_model(checkpoint: Checkpoint, backend: Backend, options: ModelOptions,
     Raises:
         WeightsError: weights are missing, superfluous or of the wrong shape (before anything is packed).
     """
-    from noria.models.weights import Inventory, Packing
+    from noria.models.weights import Inventory, PackedWeights
 
     config = checkpoint.config
     build = checkpoint.architecture.build
@@ -116,10 +116,10 @@ def build_model(checkpoint: Checkpoint, backend: Backend, options: ModelOptions,
     inventory = Inventory()
     build(config, inventory, ropes)
     inventory.compare(checkpoint)
-    packing = Packing(checkpoint, backend, options)
-    graph = build(config, packing, ropes)
+    weights = PackedWeights(checkpoint, backend, options, inventory)
+    graph = build(config, weights, ropes)
     rope_bytes = sum(table.cos.nbytes + table.sin.nbytes for table in {id(rope): rope for rope in ropes}.values())
-    return Model(config, graph, packing.schemes, packing.nbytes + rope_bytes, max_model_len)
+    return Model(config, graph, weights.schemes, weights.nbytes + rope_bytes, max_model_len)
 
 
 def layer_ropes(config: ModelConfig, max_model_len: int) -> tuple[RopeTable, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +22,18 @@ from noria.plan import Float32
 from noria.quantize.schemes import choose_scheme, dequantise_source
 
 _NAMED = 8  # weights that a message names before it counts the rest
-_TABLE_CHUNK = 1 << 20  # elements of an embedding table dequantised at a time
+_TABLE_CHUNK = 1 << 18  # elements of an embedding table dequantised at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One thing to be made of a weight: a packed matrix, the packed parts of a fused one (`ns`), or a table."""
+
+    kind: Literal["matrix", "split", "table"]
+    name: str
+    n: int
+    k: int
+    ns: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -29,13 +41,14 @@ class Inventory:
     """Notes what an architecture needs, hands out empty weights, and compares with what a checkpoint has."""
 
     needed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    jobs: list[_Job] = field(default_factory=list)
 
     def matrix(self, name: str, n: int, k: int) -> Weight:
-        self.needed[name] = (n, k)
+        self._note(_Job("matrix", name, n, k))
         return Weight(Scheme("f32"), n, k, 0, None)
 
     def split(self, name: str, ns: Sequence[int], k: int) -> tuple[Weight, ...]:
-        self.needed[name] = (sum(ns), k)
+        self._note(_Job("split", name, sum(ns), k, tuple(ns)))
         return tuple(Weight(Scheme("f32"), n, k, 0, None) for n in ns)
 
     def vector(self, name: str, width: int) -> Float32:
@@ -43,7 +56,7 @@ class Inventory:
         return np.zeros(width, np.float32)
 
     def table(self, name: str, vocab: int, width: int) -> Table:
-        self.needed[name] = (vocab, width)
+        self._note(_Job("table", name, vocab, width))
         return Table(vocab, width, 0, None)
 
     def compare(self, checkpoint: Checkpoint) -> None:
@@ -63,55 +76,77 @@ class Inventory:
         if faults:
             raise WeightsError(f"the weights do not fit {checkpoint.config.architecture}: {'; '.join(faults)}")
 
+    def _note(self, job: _Job) -> None:
+        self.needed[job.name] = (job.n, job.k)
+        self.jobs.append(job)
 
-@dataclass(slots=True)
-class Packing:
-    """Reads, quantises and packs one weight after the other; counts bytes and schemes."""
 
-    checkpoint: Checkpoint
-    backend: Backend
-    options: ModelOptions
-    nbytes: int = 0
-    elements: Counter[str] = field(default_factory=Counter)  # of products' weights, by scheme
+class PackedWeights:
+    """Every weight of an inventory read, quantised and packed: on as many threads as the backend has, each with one
+    unpacked weight at a time.
+
+    Attributes:
+        nbytes: of packed weights, tables and vectors.
+        schemes: for people, the largest share first: "int4/32 + int8/64".
+    """
+
+    def __init__(self, checkpoint: Checkpoint, backend: Backend, options: ModelOptions, inventory: Inventory) -> None:
+        self._checkpoint = checkpoint
+        self._backend = backend
+        self._options = options
+        self.nbytes = 0
+        # Largest first, so that no thread is left alone with a large one at the end.
+        jobs = sorted(inventory.jobs, key=lambda job: job.n * job.k, reverse=True)
+        pool = ThreadPoolExecutor(backend.threads, thread_name_prefix="noria-load")
+        try:
+            made = list(zip(jobs, pool.map(self._make, jobs), strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self._tables = {job.name: item for job, item in made if isinstance(item, Table)}
+        self._parts = {(job.kind, job.name): item for job, item in made if not isinstance(item, Table)}
+        packed = [part for parts in self._parts.values() for part in parts]
+        self.nbytes = sum(weight.nbytes for weight in packed) + sum(table.nbytes for table in self._tables.values())
+        elements: Counter[str] = Counter()
+        for part in packed:
+            elements[str(part.scheme)] += part.n * part.k
+        self.schemes = " + ".join(name for name, _ in elements.most_common())
 
     def matrix(self, name: str, n: int, k: int) -> Weight:
-        return self._pack(self.checkpoint.source(name))
+        return self._parts["matrix", name][0]
 
     def split(self, name: str, ns: Sequence[int], k: int) -> tuple[Weight, ...]:
-        source = self.checkpoint.source(name)
-        ends = np.cumsum(ns).tolist()
-        return tuple(self._pack(_rows(source, end - n, end)) for n, end in zip(ns, ends, strict=True))
+        return self._parts["split", name]
+
+    def table(self, name: str, vocab: int, width: int) -> Table:
+        return self._tables[name]
 
     def vector(self, name: str, width: int) -> Float32:
-        values = self.checkpoint.vector(name)
+        values = self._checkpoint.vector(name)
         self.nbytes += values.nbytes
         return values
 
-    def table(self, name: str, vocab: int, width: int) -> Table:
-        dtype: Literal["f32", "bf16"] = "f32" if self.options.dtype == "f32" else "bf16"
-        source = self.checkpoint.source(name)
-        if isinstance(source, DenseSource):
-            table = self.backend.table(source.values, dtype)
-        else:
-            values = np.empty((vocab, width), np.float32 if dtype == "f32" else ml_dtypes.bfloat16)
-            step = max(1, _TABLE_CHUNK // width)
-            for start in range(0, vocab, step):
-                values[start : start + step] = dequantise_source(_rows(source, start, min(start + step, vocab)))
-            table = self.backend.table(values, dtype)
-        self.nbytes += table.nbytes
-        return table
+    def _make(self, job: _Job) -> tuple[Weight, ...] | Table:
+        source = self._checkpoint.source(job.name)
+        if job.kind == "table":
+            return self._table(source)
+        if job.kind == "matrix":
+            return (self._pack(source),)
+        ends = np.cumsum(job.ns).tolist()
+        return tuple(self._pack(_rows(source, end - n, end)) for n, end in zip(job.ns, ends, strict=True))
 
-    @property
-    def schemes(self) -> str:
-        """For people, the largest share first: "int4/32 + int8/64"."""
-        return " + ".join(name for name, _ in self.elements.most_common())
+    def _table(self, source: WeightSource) -> Table:
+        dtype: Literal["f32", "bf16"] = "f32" if self._options.dtype == "f32" else "bf16"
+        if isinstance(source, DenseSource):
+            return self._backend.table(source.values, dtype)
+        vocab, width = source.shape
+        values = np.empty((vocab, width), np.float32 if dtype == "f32" else ml_dtypes.bfloat16)
+        step = max(1, _TABLE_CHUNK // width)
+        for start in range(0, vocab, step):
+            values[start : start + step] = dequantise_source(_rows(source, start, min(start + step, vocab)))
+        return self._backend.table(values, dtype)
 
     def _pack(self, source: WeightSource) -> Weight:
-        scheme = choose_scheme(source, self.options, self.checkpoint.config.stored_dtype)
-        weight = self.backend.pack(source, scheme)
-        self.nbytes += weight.nbytes
-        self.elements[str(weight.scheme)] += weight.n * weight.k
-        return weight
+        return self._backend.pack(source, choose_scheme(source, self._options, self._checkpoint.config.stored_dtype))
 
 
 def _rows(source: WeightSource, start: int, stop: int) -> WeightSource:

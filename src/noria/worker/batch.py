@@ -6,6 +6,7 @@ Also the check that a plan keeps its contract: a wrong index here would be a wro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -93,27 +94,36 @@ def check(plan: StepPlan, slots: Slots, limits: Limits) -> None:
     for column in (plan.slots, plan.starts, plan.counts):
         if column.dtype != np.int32:
             raise BackendError(f"step {plan.step}: columns must be int32, one is {column.dtype}")
-    if plan.slots.min() < 0 or plan.slots.max() >= len(slots):
-        raise BackendError(f"step {plan.step}: slots outside 0…{len(slots) - 1}")
-    if np.bincount(plan.slots, minlength=1).max() > 1:
-        raise BackendError(f"step {plan.step}: a slot appears twice")
-    known, ends = slots.known[plan.slots], plan.starts + plan.counts
-    _refuse(plan, known == 0, "slot is free")
-    _refuse(plan, plan.starts < 0, "start is negative")
-    _refuse(plan, plan.counts < 1, "no tokens to compute")
-    _refuse(plan, ends > known, "computes tokens that are not known")
-    _refuse(plan, plan.sample & (ends != known), "samples before its last known token")
-    _refuse(plan, plan.sample & (known >= slots.max_model_len), "samples beyond the longest context")
-    _refuse(plan, slots.block_counts[plan.slots] * slots.block_size < ends, "has not the blocks for its tokens")
     if any(not 0 <= row < rows for row in plan.prompt_logprobs):
         raise BackendError(f"step {plan.step}: prompt_logprobs names a row that does not exist")
-
-
-def _refuse(plan: StepPlan, wrong: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], why: str) -> None:
+    if plan.slots.min() < 0 or plan.slots.max() >= len(slots):
+        raise BackendError(f"step {plan.step}: slots outside 0…{len(slots) - 1}")
+    if np.bincount(plan.slots).max() > 1:
+        raise BackendError(f"step {plan.step}: a slot appears twice")
+    known, ends = slots.known[plan.slots], plan.starts + plan.counts
+    held = slots.block_counts[plan.slots] * np.int32(slots.block_size)
+    # One test for all rows and rules; which one is broken is found out only if any is.
+    wrong = (plan.starts < 0) | (plan.counts < 1) | (ends > known) | (held < ends)
+    wrong |= plan.sample & ((ends != known) | (known >= slots.max_model_len))
     if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        where = f"slot {plan.slots[row]}, start {plan.starts[row]}, count {plan.counts[row]}"
-        raise BackendError(f"step {plan.step}, row {row} ({where}): {why}")
+        _explain(plan, slots, int(np.flatnonzero(wrong)[0]))
+
+
+def _explain(plan: StepPlan, slots: Slots, row: int) -> NoReturn:
+    """Raises a BackendError that says what is wrong with a row."""
+    slot, start, count = int(plan.slots[row]), int(plan.starts[row]), int(plan.counts[row])
+    known, end = int(slots.known[slot]), start + count
+    reasons = (
+        (known == 0, "slot is free"),
+        (start < 0, "start is negative"),
+        (count < 1, "no tokens to compute"),
+        (end > known, f"computes tokens that are not known ({known} are)"),
+        (end > slots.block_counts[slot] * slots.block_size, "has not the blocks for its tokens"),
+        (end != known, f"samples before its last known token ({known} are known)"),
+        (True, "samples beyond the longest context"),
+    )
+    why = next(reason for broken, reason in reasons if broken)
+    raise BackendError(f"step {plan.step}, row {row} (slot {slot}, start {start}, count {count}): {why}")
 
 
 def _prompt_rows(plan: StepPlan, slots: Slots, start: int) -> tuple[PromptRows, ...]:

@@ -6,7 +6,10 @@ touches them without a Python loop over rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from noria.errors import BackendError
 from noria.plan import Admission, Int32, StepPlan
@@ -101,17 +104,26 @@ class Slots:
             raise BackendError(f"{len(slots)} slots for {len(blocks)} appended blocks")
         self._check_occupied(slots, "appended to")
         self._check_blocks(blocks)
-        # A slot may get several blocks in one plan: rank each among those of its slot.
+        if np.bincount(slots).max() == 1:  # decoding: a block at a time
+            at = self.block_counts[slots]
+            self._check_room(at)
+            self.block_tables[slots, at] = blocks
+            self.block_counts[slots] = at + 1
+            return
+        # Several blocks for one slot: rank each among those of its slot.
         order = np.argsort(slots, kind="stable")
         ordered = slots[order]
         firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
         counts = np.diff(firsts, append=len(ordered))
         ranks = np.arange(len(ordered)) - np.repeat(firsts, counts)
         at = self.block_counts[ordered] + ranks
-        if at.max() >= self.block_tables.shape[1]:
-            raise BackendError(f"a slot is given more than {self.block_tables.shape[1]} blocks")
+        self._check_room(at)
         self.block_tables[ordered, at] = blocks[order]
         self.block_counts[ordered[firsts]] += counts.astype(np.int32)
+
+    def _check_room(self, at: NDArray[np.integer[Any]]) -> None:
+        if at.max() >= self.block_tables.shape[1]:
+            raise BackendError(f"a slot is given more than {self.block_tables.shape[1]} blocks")
 
     def _check_occupied(self, slots: Int32, what: str) -> None:
         if slots.min() < 0 or slots.max() >= len(self):

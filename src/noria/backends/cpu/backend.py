@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria import _native
-from noria.backends.base import CacheLayout, DenseSource, Graph, Limits, Sampler, Scheme, Table, Weight, WeightSource
+from noria.backends.base import CacheLayout, DenseSource, Graph, Limits, Scheme, Table, Weight, WeightSource
 from noria.backends.cpu.cache import CpuCache
 from noria.backends.cpu.program import CpuProgram
-from noria.backends.reference.sampling import ReferenceSampler
+from noria.backends.cpu.sampler import CpuSampler
 from noria.backends.rtn import dequantise_source, regroup
 from noria.errors import BackendError, ConfigError
 from noria.plan import Float32
@@ -69,9 +69,9 @@ class CpuBackend:
         """Plans the graph and allocates its buffers."""
         return CpuProgram(self.pool, graph, limits)
 
-    def new_sampler(self, slots: int, vocab: int) -> Sampler:
+    def new_sampler(self, slots: int, vocab: int) -> CpuSampler:
         """A sampler with state for `slots` requests."""
-        return ReferenceSampler(slots, vocab)
+        return CpuSampler(self.pool, slots, vocab)
 
 
 def _pack(source: WeightSource, scheme: Scheme) -> Any:
