@@ -8,6 +8,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/module.h"
+#include "core/isa.h"
+#include "kernels/elementwise.h"
 
 namespace noria {
 
@@ -122,6 +124,17 @@ nb::object py_select(Pool& pool, Floats x, Array<const int32_t> rows) {
   return to_numpy(std::move(out), {rows.shape(0), x.shape(1)});
 }
 
+nb::object py_evaluate(const std::string& name, Floats x) {
+  const char* names[] = {"exp", "sigmoid", "tanh", "silu", "gelu_tanh"};
+  for (int i = 0; i < 5; ++i) {
+    if (name != names[i]) continue;
+    std::vector<float> out(x.size());
+    kernels().elementwise->evaluate(static_cast<Function>(i), x.data(), static_cast<int64_t>(x.size()), out.data());
+    return to_numpy(std::move(out), {x.size()});
+  }
+  throw std::invalid_argument("no function " + name);
+}
+
 template <class T> EmbeddingTable py_table(Array<const T> values) {
   check(values.ndim() == 2, "values must be [vocab, width]");
   return make_table(values.data(), sizeof(T) == 2, static_cast<int64_t>(values.shape(0)),
@@ -143,6 +156,8 @@ void bind_elementwise(nb::module_& m) {
         nb::arg("formats"), nb::arg("floats") = true, "RMS norm: (float32 or None, [(data, scales, sums)]).");
   m.def("embed", &py_embed, nb::arg("pool"), nb::arg("table"), nb::arg("ids"), nb::arg("scale"),
         "Rows of a table times a scale, float32 [rows, width].");
+  m.def("evaluate", &py_evaluate, nb::arg("function"), nb::arg("x"),
+        "exp, sigmoid, tanh, silu or gelu_tanh of a vector, as the kernels compute them; for tests.");
   m.def("select", &py_select, nb::arg("pool"), nb::arg("x"), nb::arg("rows"), "x[rows].");
 }
 

@@ -4,8 +4,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#endif
 
 #include "core/topology.h"
 
@@ -38,6 +43,14 @@ template <class F> bool spin_until(std::chrono::microseconds limit, F ready) {
     }
   } while (std::chrono::steady_clock::now() < end);
   return false;
+}
+
+// So that `top -H` and profilers tell kernel threads from others.
+void name_this_thread(int thread) {
+#if defined(__linux__)
+  const std::string name = "noria-" + std::to_string(thread);
+  pthread_setname_np(pthread_self(), name.c_str());
+#endif
 }
 
 }  // namespace
@@ -83,6 +96,7 @@ struct Pool::State {
   }
 
   void loop(int thread) {
+    name_this_thread(thread);
     for (;;) {
       drain(thread);
       const uint32_t seen = step.load(std::memory_order_acquire);

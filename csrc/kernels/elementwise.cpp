@@ -122,9 +122,24 @@ void embed_row_bf16(const uint16_t* row, float scale, int64_t width, float* out)
   });
 }
 
+Vf apply(Function function, Vf x) {
+  switch (function) {
+    case Function::exp: return exp(x);
+    case Function::sigmoid: return sigmoid(x);
+    case Function::tanh: return tanh(x);
+    case Function::silu: return silu(x);
+    default: return gelu_tanh(x);
+  }
+}
+
+void evaluate(Function function, const float* x, int64_t count, float* out) {
+  for_lanes(count, [&](int64_t i, int n) { store_n(out + i, apply(function, load_n(x + i, n)), n); });
+}
+
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {convert_row, norm_row, embed_row_f32, embed_row_bf16};
+const ElementwiseKernels elementwise_kernels = {convert_row,    norm_row, embed_row_f32,
+                                                embed_row_bf16, evaluate};
 
 }  // namespace noria::NORIA_ISA

@@ -12,6 +12,8 @@ struct RowTarget {
   int32_t* sums = nullptr;
 };
 
+enum class Function : uint8_t { exp, sigmoid, tanh, silu, gelu_tanh };
+
 struct ElementwiseKernels {
   // x [width] → every target.
   void (*convert_row)(const float* x, int64_t width, const RowTarget* targets, int count);
@@ -20,6 +22,8 @@ struct ElementwiseKernels {
   // out = row * scale, for rows of float32 and of bfloat16.
   void (*embed_row_f32)(const float* row, float scale, int64_t width, float* out);
   void (*embed_row_bf16)(const uint16_t* row, float scale, int64_t width, float* out);
+  // The functions of simd.h one by one, so that their error can be tested at every level.
+  void (*evaluate)(Function function, const float* x, int64_t count, float* out);
 };
 
 }  // namespace noria

@@ -156,6 +156,42 @@ def test_select(isa: str) -> None:
     np.testing.assert_array_equal(_native.select(POOLS[2], x, rows), x[rows])
 
 
+GRID = np.concatenate([np.linspace(-87, 88, 200_003), np.geomspace(1e-30, 80, 5003), -np.geomspace(1e-30, 80, 5003)])
+FUNCTIONS: dict[str, tuple[Any, float]] = {  # exact value, and the relative error that simd.h states
+    "exp": (np.exp, 2**-22),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), 2**-21),
+    "tanh": (np.tanh, 2**-20),
+    "silu": (lambda x: x / (1 + np.exp(-x)), 2**-20),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_keep_their_stated_error(isa: str, name: str) -> None:
+    x = GRID.astype(np.float32)
+    function, bound = FUNCTIONS[name]
+    exact = function(x.astype(np.float64))
+    assert (np.abs(_native.evaluate(name, x) - exact) <= bound * np.abs(exact)).all()
+
+
+def test_gelu_tanh(isa: str) -> None:
+    x = np.linspace(-30, 30, 100_001).astype(np.float32)
+    wide = x.astype(np.float64)
+    exact = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))
+    np.testing.assert_allclose(_native.evaluate("gelu_tanh", x), exact, rtol=0, atol=4e-7 * np.abs(x).max())
+    np.testing.assert_allclose(_native.evaluate("gelu_tanh", x[x > -3]), exact[x > -3], rtol=1e-5, atol=0)
+
+
+def test_functions_at_the_edges(isa: str) -> None:
+    edges = np.array([-np.inf, -1e4, 0, 1e4, np.inf, np.nan], np.float32)
+    exp = _native.evaluate("exp", edges)
+    np.testing.assert_array_equal(exp[:3], [0, 0, 1])
+    assert np.isfinite(exp[3:5]).all()
+    assert (exp[3:5] > 2e38).all()
+    np.testing.assert_array_equal(_native.evaluate("tanh", edges)[:5], [-1, -1, 0, 1, 1])
+    for name in FUNCTIONS:
+        assert np.isnan(_native.evaluate(name, edges)[5])
+
+
 def test_ids_and_rows_outside_are_refused() -> None:
     table = _native.table_f32(rows_of(10, 8))
     for bad in (-1, 10):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from noria import _native
 from noria.backends import get_backend
 from noria.backends.base import (
     Backend,
@@ -373,6 +377,26 @@ def test_the_profile_names_every_op_that_ran() -> None:
     assert program.times() == []
 
 
-def test_unknown_backends_and_isas_are_named() -> None:
+def test_an_unknown_backend_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="cpu, reference"):
         get_backend("gpu")
+
+
+def isa_in_a_new_process(forced: str) -> str:
+    code = (
+        "from noria.backends import get_backend\n"
+        "try: print(get_backend('cpu', 1).isa)\n"
+        "except Exception as error: print(repr(error))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"NORIA_ISA": forced}, capture_output=True, text=True, check=True
+    )
+    return found.stdout.strip()
+
+
+def test_the_environment_forces_a_level() -> None:
+    lowest = _native.available_isas()[0]
+    assert isa_in_a_new_process(lowest) == lowest
+    refusal = isa_in_a_new_process("vax")
+    assert refusal.startswith("ConfigError")
+    assert lowest in refusal
