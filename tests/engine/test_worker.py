@@ -168,6 +168,13 @@ def test_info_and_sizes(tiny: Path) -> None:
     assert info.details["architecture"] == "llama"
 
 
+def test_context_shrinks_to_what_the_cache_holds(tiny: Path) -> None:
+    chosen = options(tiny / "llama", "reference", cache={"num_blocks": 10})
+    worker = Worker(chosen)
+    assert worker.info.max_model_len == 160
+    assert len(set(tokens(generate(worker, [20], 3)))) == 3
+
+
 def test_context_beyond_the_model_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len: 513 exceeds the 512 tokens"):
         Worker(options(tiny / "llama", "reference", model={"dtype": "f32", "max_model_len": 513}))

@@ -144,6 +144,15 @@ def test_wrong_shapes_are_named_before_anything_is_packed(tmp_path: Path, monkey
         build(tmp_path)
 
 
+def test_sizes_of_a_config_are_not_believed(tmp_path: Path) -> None:
+    """Neither its widths nor its context are allocated before the weights have shown that they are true."""
+    config = write_checkpoint("llama_biases", tmp_path)
+    lies = {"hidden_size": 2**31 - 1, "intermediate_size": 2**31 - 1, "max_position_embeddings": 2**31 - 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | lies | {"head_dim": 16}))
+    with pytest.raises(WeightsError, match="wrong shape"):
+        build_model(opened(tmp_path), get_backend("reference"), ModelOptions(model="x"), 2**31 - 1)
+
+
 def test_many_faults_are_counted(tmp_path: Path) -> None:
     write_checkpoint("llama", tmp_path, num_hidden_layers=3)
     config = json.loads((tmp_path / "config.json").read_text())

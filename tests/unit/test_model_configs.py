@@ -66,6 +66,11 @@ def test_wrong_values_are_named(key: str, value: Any) -> None:
         read(LEAST | {key: value})
 
 
+def test_other_activations_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="hidden_act 'relu2' is not supported; silu"):
+        read(LEAST | {"hidden_act": "relu2"})
+
+
 def test_heads_must_share_evenly() -> None:
     with pytest.raises(ModelError, match="4 attention heads cannot share 3"):
         read(LEAST | {"num_key_value_heads": 3})

@@ -35,6 +35,13 @@ def test_angles_are_rounded_to_float32_as_models_were_trained() -> None:
     assert abs(math.cos(100_000 * 10000.0 ** (-2 / 64)) - table.cos[100_000, 1]) > 1e-4
 
 
+def test_fewer_positions_are_the_first_of_the_same_table() -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    whole, part = rope_table(10000.0, 8, scaling, 64, 128), rope_table(10000.0, 8, scaling, 64, 128, positions=30)
+    assert part.cos.shape == (30, 4)
+    np.testing.assert_array_equal(part.cos, whole.cos[:30])
+
+
 def test_linear_divides_every_frequency() -> None:
     values, factor = frequencies({"rope_type": "linear", "factor": 4.0}, dim=4)
     np.testing.assert_allclose(values, [0.25, 0.0025], rtol=1e-6)

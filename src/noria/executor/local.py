@@ -10,6 +10,8 @@ from noria.errors import EngineError
 from noria.plan import StepPlan, StepResult, WorkerInfo
 from noria.worker.worker import Worker
 
+_CLOSE_TIMEOUT = 30.0  # seconds that a step in progress is given to end
+
 
 class LocalExecutor:
     """See `noria.executor.base.Executor`. The constructor returns once the model is loaded.
@@ -62,7 +64,7 @@ class LocalExecutor:
             return
         self._closed = True
         self._plans.put(None)
-        self._thread.join()
+        self._thread.join(_CLOSE_TIMEOUT)
 
     def _work(self, options: EngineOptions) -> None:
         """The thread: loads, then turns plans into results until told to end or until one fails."""

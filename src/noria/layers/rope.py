@@ -22,15 +22,23 @@ Scaling = Mapping[str, Any]
 _CHUNK = 4096  # positions whose angles are held in float64 at a time
 
 
-def rope_table(theta: float, rotary_dim: int, scaling: Scaling | None, max_position: int, length: int) -> RopeTable:
-    """Rotations of positions 0 … length - 1.
+def rope_table(
+    theta: float,
+    rotary_dim: int,
+    scaling: Scaling | None,
+    max_position: int,
+    length: int,
+    positions: int | None = None,
+) -> RopeTable:
+    """Rotations by position.
 
     Args:
         theta: base of the frequencies.
         rotary_dim: dimensions of a head that are rotated; even.
         scaling: None, or `RopeConfig.scaling`.
         max_position: `max_position_embeddings` of the checkpoint.
-        length: the longest context that will be served.
+        length: the longest context that will be served, from which the rotations are fixed.
+        positions: how many are tabulated; None: `length`.
 
     Raises:
         UnsupportedModelError: a scaling of unknown type. ModelError: its keys are missing or wrong.
@@ -38,11 +46,12 @@ def rope_table(theta: float, rotary_dim: int, scaling: Scaling | None, max_posit
     if rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(f"rotary dimension must be even and at least 2, is {rotary_dim}")
     frequencies, factor = inverse_frequencies(theta, rotary_dim, scaling, max_position, length)
-    cos = np.empty((length, rotary_dim // 2), np.float32)
+    rows = length if positions is None else positions
+    cos = np.empty((rows, rotary_dim // 2), np.float32)
     sin = np.empty_like(cos)
-    for start in range(0, length, _CHUNK):
-        positions = np.arange(start, min(start + _CHUNK, length), dtype=np.float32)
-        angles = np.outer(positions, frequencies).astype(np.float64)  # rounded to float32, then widened
+    for start in range(0, rows, _CHUNK):
+        places = np.arange(start, min(start + _CHUNK, rows), dtype=np.float32)
+        angles = np.outer(places, frequencies).astype(np.float64)  # rounded to float32, then widened
         cos[start : start + _CHUNK] = np.cos(angles) * factor
         sin[start : start + _CHUNK] = np.sin(angles) * factor
     return RopeTable(cos, sin)

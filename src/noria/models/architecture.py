@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from noria.backends.base import Graph, RopeTable
-from noria.errors import ModelError
+from noria.backends.base import Activation, Graph, RopeTable
+from noria.errors import ModelError, UnsupportedModelError
 from noria.layers.base import Weights
 from noria.models.config import ModelConfig, RopeConfig
 
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 Builder = Callable[[ModelConfig, Weights, Sequence[RopeTable]], Graph]
 
 
@@ -120,6 +121,8 @@ def decoder_config(
     heads: int | None = None,
     kv_heads: int | None = None,
     rope: RopeConfig | None = None,
+    activation_key: str = "hidden_act",
+    activation: str = "silu",
 ) -> ModelConfig:
     """What all decoders' config.json have in common. Further arguments: what holds where a key is absent.
 
@@ -149,9 +152,16 @@ def decoder_config(
         max_position=max_position,
         attention_scale=head_dim**-0.5,
         windows=(0,) * layers,
-        activation="silu",
+        activation=_activation(keys, activation_key, activation),
         tied=keys.flag("tie_word_embeddings", tied),
     )
+
+
+def _activation(keys: Keys, key: str, default: str) -> Activation:
+    name = keys.get(key, default)
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(f"{keys.where}: {key} {name!r} is not supported; {', '.join(_ACTIVATIONS)} are")
+    return _ACTIVATIONS[name]
 
 
 def keys_rope(keys: Keys) -> dict[str, Any]:

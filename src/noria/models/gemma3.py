@@ -36,7 +36,17 @@ def read_config(keys: Keys) -> ModelConfig:
     head_dim = keys.integer("head_dim", 256, high=4096)
     rope, local_rope = _ropes(keys, head_dim)
     config = decoder_config(
-        keys, "gemma3", head_dim=256, max_position=131072, tied=True, vocab=262208, heads=8, kv_heads=4, rope=rope
+        keys,
+        "gemma3",
+        head_dim=256,
+        max_position=131072,
+        tied=True,
+        vocab=262208,
+        heads=8,
+        kv_heads=4,
+        rope=rope,
+        activation_key="hidden_activation",
+        activation="gelu_pytorch_tanh",
     )
     window = keys.integer("sliding_window", 4096)
     pattern = keys.integer("sliding_window_pattern", PATTERN)
@@ -45,7 +55,6 @@ def read_config(keys: Keys) -> ModelConfig:
         config,
         windows=layer_windows(keys, config.layers, window, lambda layer: (layer + 1) % pattern != 0),
         local_rope=local_rope,
-        activation="gelu_tanh",
         attention_scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5,
         embed_scale=float(config.hidden) ** 0.5,
         qkv_bias=bias,

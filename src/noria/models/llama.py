@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from noria.backends.base import Graph, RopeTable
-from noria.errors import UnsupportedModelError
 from noria.layers.attention import attend, output, qkv
 from noria.layers.base import Weights
 from noria.layers.embedding import embed, head
@@ -26,8 +25,6 @@ def read_config(keys: Keys) -> ModelConfig:
         window = keys.integer("sliding_window", 4096) if "sliding_window" not in keys.values else _optional_window(keys)
         return replace(config, windows=(window,) * config.layers)
     config = decoder_config(keys, "llama")
-    if keys.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(f"{keys.where}: hidden_act {keys.get('hidden_act')!r}; llama runs with silu")
     attention_bias = keys.flag("attention_bias")
     return replace(config, qkv_bias=attention_bias, output_bias=attention_bias, mlp_bias=keys.flag("mlp_bias"))
 

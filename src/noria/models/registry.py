@@ -35,7 +35,7 @@ class Model:
     Attributes:
         schemes: how weights are held, for people: "int4/32 + int8/64".
         weight_bytes: of packed weights, tables and norms.
-        max_model_len: the context that the rope tables cover.
+        max_model_len: the context that rotations are fixed from.
     """
 
     config: ModelConfig
@@ -99,11 +99,14 @@ def resolve_max_model_len(config: ModelConfig, asked: int | None) -> int:
     return asked
 
 
-def build_model(checkpoint: Checkpoint, backend: Backend, options: ModelOptions, max_model_len: int) -> Model:
+def build_model(
+    checkpoint: Checkpoint, backend: Backend, options: ModelOptions, max_model_len: int, positions: int | None = None
+) -> Model:
     """Checks a checkpoint against its architecture, then packs its weights into a graph.
 
     Args:
         max_model_len: what `resolve_max_model_len` gave: rotations are fixed from it.
+        positions: how many of them are tabulated (None: all), where memory cannot hold a longer context anyway.
 
     Raises:
         WeightsError: weights are missing, superfluous or of the wrong shape (before anything is packed).
@@ -112,21 +115,21 @@ def build_model(checkpoint: Checkpoint, backend: Backend, options: ModelOptions,
 
     config = checkpoint.config
     build = checkpoint.architecture.build
-    ropes = layer_ropes(config, max_model_len)
     inventory = Inventory()
-    build(config, inventory, ropes)
+    build(config, inventory, layer_ropes(config, max_model_len, 0))
     inventory.compare(checkpoint)
+    ropes = layer_ropes(config, max_model_len, max_model_len if positions is None else min(positions, max_model_len))
     weights = PackedWeights(checkpoint, backend, options, inventory)
     graph = build(config, weights, ropes)
     rope_bytes = sum(table.cos.nbytes + table.sin.nbytes for table in {id(rope): rope for rope in ropes}.values())
     return Model(config, graph, weights.schemes, weights.nbytes + rope_bytes, max_model_len)
 
 
-def layer_ropes(config: ModelConfig, max_model_len: int) -> tuple[RopeTable, ...]:
-    """[layers] rope tables, shared between layers that rotate alike."""
+def layer_ropes(config: ModelConfig, max_model_len: int, positions: int) -> tuple[RopeTable, ...]:
+    """[layers] rope tables of the first `positions`, shared between layers that rotate alike."""
 
     def table(rope: RopeConfig) -> RopeTable:
-        return rope_table(rope.theta, rope.rotary_dim, rope.scaling, config.max_position, max_model_len)
+        return rope_table(rope.theta, rope.rotary_dim, rope.scaling, config.max_position, max_model_len, positions)
 
     local_rope = config.local_rope
     everywhere = table(config.rope)

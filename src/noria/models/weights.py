@@ -53,7 +53,7 @@ class Inventory:
 
     def vector(self, name: str, width: int) -> Float32:
         self.needed[name] = (width,)
-        return np.zeros(width, np.float32)
+        return np.broadcast_to(np.float32(0), (width,))  # no memory: the width has not been checked yet
 
     def table(self, name: str, vocab: int, width: int) -> Table:
         self._note(_Job("table", name, vocab, width))

@@ -31,6 +31,12 @@ def available_memory(root: Path = _ROOT, membership: Path = Path("/proc/self/cgr
     return min([available, *_cgroup_headroom(root, membership)])
 
 
+def cache_tokens(options: CacheOptions, layout: CacheLayout, budget: int) -> int:
+    """The most tokens that a cache can hold if it gets all of `budget` (bytes), or the number of blocks asked for."""
+    blocks = budget // layout.block_bytes if options.num_blocks is None else options.num_blocks
+    return max(1, blocks) * layout.block_size
+
+
 def plan_cache(
     options: CacheOptions, layout: CacheLayout, num_slots: int, max_model_len: int, fixed: bool, budget: int
 ) -> CachePlan:

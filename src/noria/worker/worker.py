@@ -16,7 +16,7 @@ from noria.models.loaders import open_checkpoint
 from noria.models.registry import Model, build_model, resolve_max_model_len
 from noria.plan import StepPlan, StepResult, WorkerInfo
 from noria.quantize.schemes import choose_cache_type
-from noria.worker.memory import CachePlan, available_memory, plan_cache
+from noria.worker.memory import CachePlan, available_memory, cache_tokens, plan_cache
 from noria.worker.runner import Runner
 from noria.worker.slots import Slots
 
@@ -42,8 +42,6 @@ class Worker:
         config = checkpoint.config
         max_model_len = resolve_max_model_len(config, options.model.max_model_len)
         backend = get_backend(options.device.backend, options.device.threads)
-        model = build_model(checkpoint, backend, options.model, max_model_len)
-        limits = _limits(options, config.vocab)
         layout = CacheLayout(
             config.layers,
             config.kv_heads,
@@ -52,7 +50,11 @@ class Worker:
             0,
             choose_cache_type(options.cache.dtype),
         )
-        budget = int(available * options.cache.memory_utilization) - model.weight_bytes - _work_bytes(limits, model)
+        limits = _limits(options, config.vocab)
+        budget = int(available * options.cache.memory_utilization)
+        most = cache_tokens(options.cache, layout, budget)
+        model = build_model(checkpoint, backend, options.model, max_model_len, positions=most)
+        budget -= model.weight_bytes + _work_bytes(limits, model)
         fixed = options.model.max_model_len is not None
         plan = plan_cache(options.cache, layout, limits.max_seqs, max_model_len, fixed, budget)
         layout = replace(layout, num_blocks=plan.num_blocks)
