@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.errors import InvalidRequestError, TemplateError, TokenizerError
+from noria.errors import ConfigError, InvalidRequestError, TemplateError, TokenizerError
 from noria.files.resolve import ModelFiles
 from noria.frontend import sandbox
 from noria.frontend.template import ChatTemplate, load_template
@@ -336,7 +336,7 @@ def test_override_by_text_or_file(tmp_path: Path) -> None:
         chat = load_template(files, TOKENIZER, override)
         assert chat is not None
         assert chat.render([user("x")]) == want
-    with pytest.raises(TokenizerError, match=r"none\.jinja: the chat template cannot be read"):
+    with pytest.raises(ConfigError, match=r"--chat-template: there is no file .*none\.jinja"):
         load_template(files, TOKENIZER, str(tmp_path / "none.jinja"))
 
 

@@ -18,7 +18,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 
-from noria.errors import InvalidRequestError, TemplateError, TokenizerError
+from noria.errors import ConfigError, InvalidRequestError, TemplateError, TokenizerError
 from noria.files.gguf import open_gguf
 from noria.files.resolve import ModelFiles
 from noria.files.safetensors import read_json
@@ -195,6 +195,7 @@ def load_template(
 
     Raises:
         TokenizerError: a template that cannot be read or compiled; names file and line.
+        ConfigError: `override` names no file.
     """
     tokenizer = tokenizer or load_tokenizer(files)
     if override is not None:
@@ -214,9 +215,12 @@ def load_template(
 
 
 def _overriding(override: str) -> tuple[str, str]:
-    if any(mark in override for mark in ("{{", "{%", "\n")):
+    if "{" in override:
         return override, "--chat-template"
-    return _read(Path(override).expanduser()), override
+    path = Path(override).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {override}", "--chat-template")
+    return _read(path), override
 
 
 def _read(path: Path) -> str:

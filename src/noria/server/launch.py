@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -104,17 +103,10 @@ def _load(
 
     import noria.server.app  # noqa: F401
     from noria.files.generation import load_generation_defaults
-    from noria.frontend.template import ChatTemplate, load_template
+    from noria.frontend.template import load_template
     from noria.frontend.tokenizer import load_tokenizer
 
-    if server.chat_template is None:
-        template = load_template(files)
-    else:
-        path = Path(server.chat_template)
-        inline = "{" in server.chat_template
-        if not inline and not path.is_file():
-            raise ConfigError(f"there is no file {server.chat_template}", "--chat-template")
-        template = ChatTemplate(server.chat_template if inline else path.read_text(encoding="utf-8"))
+    template = load_template(files, override=server.chat_template)
     return load_tokenizer(files), template, load_generation_defaults(files)
 
 
