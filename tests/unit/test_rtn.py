@@ -138,3 +138,18 @@ INT4 = Scheme("int4", default_int4_group(96))
 )
 def test_choice_of_scheme(source, stored, flags, scheme) -> None:
     assert choose_scheme(source, ModelOptions(model="m", **flags), stored) == scheme
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_regrouping_in_chunks_is_regrouping_at_once(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(4).standard_normal((50, 96)).astype(np.float32)
+    stored = quantise_int8(values, 32)
+    quantise = quantise_int4 if bits == 4 else quantise_int8
+    at_once = quantise(dequantise_source(stored), 64)
+    monkeypatch.setattr("noria.backends.rtn.CHUNK_VALUES", 7 * 96)
+    chunked = regroup(stored, bits, 64)
+    assert chunked.group == 64
+    np.testing.assert_array_equal(chunked.codes, at_once.codes)
+    np.testing.assert_array_equal(chunked.scales, at_once.scales)
+    if bits == 4:
+        np.testing.assert_array_equal(chunked.minimums, at_once.minimums)

@@ -109,7 +109,24 @@ def regroup(source: WeightSource, bits: int, group: int) -> GroupedSource:
     k = source.shape[1]
     if source.bits == bits and min(source.group, k) == min(group, k):
         return source
-    return quantise(dequantise_source(source), group)
+    # A chunk of rows at a time: the float32 form of a large vocabulary's head would take most of the memory of loading.
+    n, group = source.shape[0], min(group, k)
+    codes = np.empty((n, k), np.uint8 if bits == 4 else np.int8)
+    scales = np.empty((n, -(-k // group)), np.float32)
+    minimums = np.empty_like(scales) if bits == 4 else None
+    step = max(1, CHUNK_VALUES // max(k, 1))
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        part = quantise(dequantise_source(_rows(source, rows)), group)
+        codes[rows], scales[rows] = part.codes, part.scales
+        if minimums is not None and part.minimums is not None:
+            minimums[rows] = part.minimums
+    return GroupedSource(4 if bits == 4 else 8, codes, scales, minimums, group)
+
+
+def _rows(source: GroupedSource, rows: slice) -> GroupedSource:
+    minimums = None if source.minimums is None else source.minimums[rows]
+    return GroupedSource(source.bits, source.codes[rows], source.scales[rows], minimums, source.group)
 
 
 def _checked(values: NDArray[Any], group: int) -> tuple[int, int, int]:
@@ -130,7 +147,7 @@ def _blocks(values: NDArray[Any], group: int) -> Iterator[tuple[slice, slice, in
     """Row chunks as (rows, columns, first group, float32 copy [rows, groups, group]); a short last group apart."""
     n, k = values.shape
     whole = k // group * group
-    step = max(1, CHUNK_VALUES // k)
+    step = max(1, CHUNK_VALUES // max(k, 1))
     for start in range(0, n, step):
         rows = slice(start, min(start + step, n))
         chunk = np.array(values[rows], np.float32, order="C")
