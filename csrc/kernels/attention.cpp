@@ -1,8 +1,9 @@
-// Attention over one segment of a sequence's paged cache, for a few query rows of one KV head.
+// Attention of a few query rows of one KV head over one segment of a sequence's paged cache, tile by tile.
 #include "kernels/attention.h"
 
 #include <cfloat>
 
+#include "kernels/attention_int8.h"
 #include "kernels/attention_tile.h"
 #include "kernels/rope.h"
 #include "kernels/simd.h"
@@ -10,6 +11,9 @@
 namespace noria::NORIA_ISA {
 
 static constexpr int kTile = kAttentionTile;
+static constexpr int kRuns = kTile / 8;
+// From so many rows on, a tile is turned into floats once instead of in registers at each use. The values are the same.
+static constexpr int kWidenRows = 8;
 
 alignas(64) static const float kIndex[kTile] = {
     0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
@@ -23,70 +27,135 @@ static float exp_one(float x) {
   return lanes[0];
 }
 
-// One tile of a job: where its keys and values are.
-struct Tile {
-  int first = 0, tokens = 0;
-  const char* keys[kTile / kLanes];  // per vector of tokens
-  ValueTile values;
-  const float* key_scales = nullptr;  // [kTile], int8 only
-  const float* value_scales = nullptr;
+// Work space of a job, cut from AttentionJob::work.
+struct Work {
+  float *scores, *decay, *scales;  // [rows][kTile], [rows], keys' and values' [2][kTile]
+  float *keys, *values;            // a tile as floats
+#ifdef NORIA_INTEGER_ATTENTION
+  ByteQueries q;
+  ByteWeights weights;
+#endif
+  explicit Work(const AttentionJob& job) : at_(job.work) {
+    const int64_t rows = job.rows;
+    scores = take<float>(rows * kTile);
+    decay = take<float>(rows);
+    scales = take<float>(2 * kTile);
+    keys = take<float>(kTile * kMaxHeadDim);
+    values = take<float>(kTile * kMaxHeadDim);
+#ifdef NORIA_INTEGER_ATTENTION
+    q = {take<int8_t>(rows * job.cache.head_dim), take<int8_t>(rows * job.cache.head_dim), take<int32_t>(rows),
+         take<int32_t>(rows), take<float>(rows)};
+    weights = {take<uint8_t>(rows * kTile), take<uint8_t>(rows * kTile), take<float>(rows)};
+#endif
+  }
+
+ private:
+  template <class E> E* take(int64_t count) {
+    char* at = at_;
+    at_ += (count * static_cast<int64_t>(sizeof(E)) + 63) / 64 * 64;
+    return reinterpret_cast<E*>(at);
+  }
+  char* at_;
 };
 
-// Blocks of 8 tokens have rows of 8 words; the kernels want 16. Copied: such small blocks are rare.
-static void widen_keys(const char* const* runs, int count, int words, char* out) {
-  for (int i = 0; i < count; ++i) {
-    char* to = out + (i / 2) * words * 64 + (i % 2) * 32;
-    for (int w = 0; w < words; ++w) std::memcpy(to + w * 64, runs[i] + w * 32, 32);
+// Where one tile's keys and values are.
+struct Tile {
+  int first = 0, tokens = 0;
+  const char* runs[kRuns];           // keys of 8 tokens each
+  const char* keys[kTile / kLanes];  // per vector of tokens
+  ValueTile values;
+  const char *key_scales[kRuns], *value_scales[kRuns];  // int8 only
+};
+
+static void locate(const CacheUnits& cache, int pack, const KeyRange& range, int first, Tile& tile) {
+  const int block_size = 1 << cache.block_shift;
+  const int64_t token_bytes = static_cast<int64_t>(cache.head_dim) * 4 / pack;
+  tile.first = first;
+  tile.tokens = tile.values.tokens = range.end - first < kTile ? range.end - first : kTile;
+  tile.values.head_dim = cache.head_dim;
+  tile.values.stride = padded_dim(cache.head_dim);
+  const int runs = (tile.tokens + 7) / 8;
+  for (int i = 0; i < kRuns; ++i) {
+    const int position = first + (i < runs ? i : runs - 1) * 8;  // runs beyond the last are never read
+    const char* unit = range.base + range.blocks[position >> cache.block_shift] * cache.block_stride;
+    const int offset = position & (block_size - 1);
+    tile.runs[i] = unit + offset * token_bytes;
+    tile.values.runs[i] = unit + cache.values + offset * token_bytes;
+    tile.key_scales[i] = unit + cache.key_scales + offset * 4;
+    tile.value_scales[i] = unit + cache.value_scales + offset * 4;
+  }
+  for (int v = 0; v < kTile / kLanes; ++v) tile.keys[v] = tile.runs[v * kLanes / 16 * 2] + v * kLanes % 16 * 4;
+  if (pack < 4) return;
+  for (int i = 0; i < runs; i += 2) {
+    __builtin_prefetch(tile.key_scales[i], 0, 3);
+    __builtin_prefetch(tile.value_scales[i], 0, 3);
   }
 }
 
-template <int kPack> static void locate(const AttentionJob& job, int first, int tokens, float* scales, char* copy, Tile& tile) {
-  const CacheUnits& cache = job.cache;
-  const int block_size = 1 << cache.block_shift;
-  const int64_t token_bytes = static_cast<int64_t>(cache.head_dim) * 4 / kPack;
-  const int runs = (tokens + 7) / 8;
-  const char* keys[kTile / 8] = {};
-  tile.first = first;
-  tile.tokens = tile.values.tokens = tokens;
-  for (int i = 0; i < runs; ++i) {
-    const int position = first + i * 8;
-    const char* unit = cache.base + job.blocks[position >> cache.block_shift] * cache.block_stride;
-    const int offset = position & (block_size - 1);
-    keys[i] = unit + offset * token_bytes;
-    tile.values.runs[i] = unit + cache.values + offset * token_bytes;
-    if (kPack == 4) {
-      std::memcpy(scales + i * 8, unit + cache.key_scales + offset * 4, 32);
-      std::memcpy(scales + kTile + i * 8, unit + cache.value_scales + offset * 4, 32);
+// Scales of the tile's tokens. Those of tokens that do not exist may be stale: they meet weights of zero and must be finite.
+static void gather_scales(const Tile& tile, float* scales) {
+  for (int i = 0; i * 8 < tile.tokens; ++i) {
+    std::memcpy(scales + i * 8, tile.key_scales[i], 32);
+    std::memcpy(scales + kTile + i * 8, tile.value_scales[i], 32);
+  }
+  for (int t = tile.tokens; t < kTile; ++t) scales[t] = scales[kTile + t] = 0;
+}
+
+// Blocks of 8 tokens have rows of 8 words; the kernels want 16. Copied: such small blocks are rare. `out` may be the work
+// space of values: whoever fills that has read the keys before.
+static void join_runs(Tile& tile, int words, char* out) {
+  for (int i = 0; i * 8 < tile.tokens; ++i)
+    for (int w = 0; w < words; ++w) std::memcpy(out + (i / 2) * words * 64 + w * 64 + (i % 2) * 32, tile.runs[i] + w * 32, 32);
+  for (int v = 0; v < kTile / kLanes; ++v) tile.keys[v] = out + v * kLanes / 16 * words * 64 + v * kLanes % 16 * 4;
+}
+
+// The tile in the layout of an f32 cache.
+template <class T> static void widen(Tile& tile, float* keys, float* values) {
+  const int dim = tile.values.head_dim, words = dim / T::kPack;
+  for (int v = 0; v * kLanes < tile.tokens; ++v) {
+    float* to = keys + v * kLanes / 16 * dim * 16 + v * kLanes % 16;
+    for (int w = 0; w < words; ++w, to += 16 * T::kPack) {
+      const Vi word = load_words(tile.keys[v] + w * 64);
+      store(to, T::template key<0>(word));
+      if constexpr (T::kPack > 1) store(to + 16, T::template key<1>(word));
+      if constexpr (T::kPack > 2) store(to + 32, T::template key<2>(word));
+      if constexpr (T::kPack > 2) store(to + 48, T::template key<3>(word));
     }
   }
-  if (kPack == 4) {
-    // Scales of tokens that do not exist may be stale: they meet weights of zero and must be finite.
-    for (int t = tokens; t < kTile; ++t) scales[t] = scales[kTile + t] = 0;
-    tile.key_scales = scales;
-    tile.value_scales = scales + kTile;
+  // Dims are padded here, so that whole vectors stay within a token's row.
+  for (int t = 0; t < tile.tokens; t += T::kPack) {
+    const char* words_of = tile.values.runs[t / 8] + static_cast<int64_t>(t % 8) / T::kPack * dim * 4;
+    float* to = values + static_cast<int64_t>(t) * dim;
+    for (int d = 0; d < dim; d += kLanes) {
+      const Vi word = load_words(words_of + d * 4);
+      const int n = dim - d;
+#define NORIA_PART(j)                                                              \
+  if constexpr (j < T::kPack) {                                                    \
+    if (n >= kLanes) store(to + j * dim + d, T::template value<j>(word));          \
+    else store_partial(to + j * dim + d, T::template value<j>(word), n);           \
   }
-  const int words = cache.head_dim / kPack;
-  if (block_size == 8) widen_keys(keys, runs, words, copy);
-  for (int v = 0; v * kLanes < tokens; ++v) {
-    const int token = v * kLanes;
-    const char* group = block_size == 8 ? copy + (token / 16) * words * 64 : keys[token / 16 * 2];
-    tile.keys[v] = group + token % 16 * 4;
+      NORIA_PART(0) NORIA_PART(1) NORIA_PART(2) NORIA_PART(3)
+#undef NORIA_PART
+    }
   }
+  for (int v = 0; v < kTile / kLanes; ++v)
+    tile.keys[v] = reinterpret_cast<const char*>(keys + v * kLanes / 16 * dim * 16 + v * kLanes % 16);
+  for (int i = 0; i < kRuns; ++i) tile.values.runs[i] = reinterpret_cast<const char*>(values + static_cast<int64_t>(i) * 8 * dim);
 }
 
-static void prefetch(const AttentionJob& job, int first, int64_t unit_bytes) {
-  if (first >= job.end) return;
-  const CacheUnits& cache = job.cache;
-  const int last = first + kTile < job.end ? first + kTile : job.end;
-  for (int block = first >> cache.block_shift; block <= (last - 1) >> cache.block_shift; ++block) {
-    const char* unit = cache.base + job.blocks[block] * cache.block_stride;
-    for (int64_t i = 0; i < unit_bytes; i += 64) __builtin_prefetch(unit + i, 0, 2);
-  }
+// Fetches runs [first, …) of a tile.
+static void fetch_runs(const Tile& tile, int first, int64_t run_bytes, bool keys) {
+  for (int i = first; i * 8 < tile.tokens; ++i)
+    for (int64_t at = 0; at < run_bytes; at += 64) {
+      if (keys) __builtin_prefetch(tile.runs[i] + at, 0, 2);
+      __builtin_prefetch(tile.values.runs[i] + at, 0, 2);
+    }
 }
 
 // Raw products of one row → weights of its values; maximum, sum and decay of the online softmax.
 // A tile that the row does not see at all leaves its state as it is.
-static void weigh(const AttentionJob& job, const Tile& tile, int row, float* scores, float* decay) {
+static void weigh(const AttentionJob& job, const Tile& tile, int row, float row_scale, const float* scales, float* scores,
+                  float* decay) {
   const int position = job.first_position + row / job.rows_per_token - tile.first;  // relative to the tile
   const int low = job.window && position - job.window + 1 > 0 ? position - job.window + 1 : 0;
   const int high = position + 1 < tile.tokens ? position + 1 : tile.tokens;
@@ -95,9 +164,10 @@ static void weigh(const AttentionJob& job, const Tile& tile, int row, float* sco
     *decay = 1;
     return;
   }
+  const bool int8 = job.cache.type == CacheType::int8;
   const Vf from = set1(static_cast<float>(low)), to = set1(static_cast<float>(high));
   const Vf hidden = set1(-__builtin_inff());
-  const Vf scale = set1(job.softcap ? job.scale / job.softcap : job.scale), softcap = set1(job.softcap);
+  const Vf scale = set1(row_scale * (job.softcap ? job.scale / job.softcap : job.scale)), softcap = set1(job.softcap);
   Vf s[kTile / kLanes];
   Vf most = hidden;
 #pragma GCC unroll 16
@@ -106,7 +176,7 @@ static void weigh(const AttentionJob& job, const Tile& tile, int row, float* sco
     s[v] = hidden;
     if (i >= high) continue;
     Vf x = load(scores + i);
-    if (tile.key_scales) x = mul(x, load(tile.key_scales + i));
+    if (int8) x = mul(x, load(scales + i));
     x = mul(x, scale);
     if (job.softcap) x = mul(tanh(x), softcap);
     const Vf index = load(kIndex + i);
@@ -127,7 +197,7 @@ static void weigh(const AttentionJob& job, const Tile& tile, int row, float* sco
     }
     Vf p = exp(sub(s[v], level));
     total = add(total, p);
-    if (tile.value_scales) p = mul(p, load(tile.value_scales + i));
+    if (int8) p = mul(p, load(scales + kTile + i));
     store(scores + i, p);
   }
   *decay = now == before ? 1.0f : exp_one(before - now);
@@ -135,51 +205,94 @@ static void weigh(const AttentionJob& job, const Tile& tile, int row, float* sco
   job.maximum[row] = now;
 }
 
-template <class T> static void attend_tile(const AttentionJob& job, const Tile& tile, float* scores, float* decay) {
-  static constexpr TileKernels<T> kernels;
-  const int dim = job.cache.head_dim;
-  const int vectors = (tile.tokens + kLanes - 1) / kLanes;
-  for (int r = 0; r < job.rows; r += kMaxRows) {
-    const int rows = job.rows - r < kMaxRows ? job.rows - r : kMaxRows;
-    for (int v = 0; v < vectors; v += kMaxVectors) {
-      const int count = vectors - v < kMaxVectors ? vectors - v : kMaxVectors;
-      kernels.dots[rows - 1][count - 1](job.q + r * dim, dim, tile.keys + v, scores + r * kTile + v * kLanes);
-    }
-  }
-  for (int r = 0; r < job.rows; ++r) weigh(job, tile, r, scores + r * kTile, decay + r);
-  const int dim_vectors = (dim + kLanes - 1) / kLanes;
-  for (int r = 0; r < job.rows; r += kMaxRows) {
-    const int rows = job.rows - r < kMaxRows ? job.rows - r : kMaxRows;
-    for (int v = 0; v < dim_vectors; v += kMaxVectors) {
-      const int count = dim_vectors - v < kMaxVectors ? dim_vectors - v : kMaxVectors;
-      kernels.sums[rows - 1][count - 1](scores + r * kTile, decay + r, tile.values, v * kLanes,
-                                        job.accumulated + r * padded_dim(dim) + v * kLanes);
-    }
+// Calls visit(first row, rows, first vector, vectors) for strips of at most `most_rows` rows and `most_vectors` vectors.
+template <class F> static inline void strips(int rows, int vectors, int most_rows, int most_vectors, F visit) {
+  for (int r = 0; r < rows;) {
+    // Four rows go in two pairs where three is the most: a strip of one row would use a third of the registers.
+    const int left = rows - r;
+    const int count = left <= most_rows ? left : left == most_rows + 1 ? (left + 1) / 2 : most_rows;
+    for (int v = 0; v < vectors; v += most_vectors)
+      visit(r, count, v, vectors - v < most_vectors ? vectors - v : most_vectors);
+    r += count;
   }
 }
 
-template <class T> static void attend_segment(const AttentionJob& job) {
+template <class T> static void attend_tile(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
+  static constexpr TileKernels<T, false> plain;
+  static constexpr TileKernels<T, true> ahead;
   const int dim = job.cache.head_dim;
-  const int64_t stride = padded_dim(dim);
-  float* scores = reinterpret_cast<float*>(job.work);  // [rows][kTile]
-  float* scales = scores + static_cast<int64_t>(job.rows) * kTile;
-  float* decay = scales + 2 * kTile;
-  char* copy = job.work + (static_cast<int64_t>(job.rows) * (kTile + 1) + 2 * kTile) * 4;
-  copy += -reinterpret_cast<uintptr_t>(copy) & 63;
+  strips(job.rows, (tile.tokens + kLanes - 1) / kLanes, kMaxRows, kMaxVectors, [&](int r, int rows, int v, int count) {
+    const auto& kernels = next && r == 0 ? ahead.dots : plain.dots;
+    kernels[rows - 1][count - 1](job.q + r * dim, dim, tile.keys + v, next ? next->keys + v : nullptr,
+                                 work.scores + r * kTile + v * kLanes);
+  });
+  for (int r = 0; r < job.rows; ++r) weigh(job, tile, r, 1.0f, work.scales, work.scores + r * kTile, work.decay + r);
+  strips(job.rows, (dim + kLanes - 1) / kLanes, kMaxRows, kMaxVectors, [&](int r, int rows, int v, int count) {
+    const auto& kernels = next && r == 0 ? ahead.sums : plain.sums;
+    kernels[rows - 1][count - 1](work.scores + r * kTile, work.decay + r, tile.values, next ? next->values : tile.values,
+                                 v * kLanes, job.accumulated + r * tile.values.stride + v * kLanes);
+  });
+}
+
+#ifdef NORIA_INTEGER_ATTENTION
+static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
+  static constexpr IntegerKernels<false> plain;
+  static constexpr IntegerKernels<true> ahead;
+  const int dim = job.cache.head_dim;
+  strips(job.rows, (tile.tokens + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int rows, int v, int count) {
+    const auto& kernels = next && r == 0 ? ahead.dots : plain.dots;
+    kernels[rows - 1][count - 1](work.q, r, dim, tile.keys + v, next ? next->keys + v : nullptr,
+                                 work.scores + r * kTile + v * kLanes);
+  });
+  for (int r = 0; r < job.rows; ++r) {
+    weigh(job, tile, r, work.q.factor[r], work.scales, work.scores + r * kTile, work.decay + r);
+    split_weights(work.scores + r * kTile, r, work.weights);
+  }
+  strips(job.rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int rows, int v, int count) {
+    const auto& kernels = next && r == 0 ? ahead.sums : plain.sums;
+    kernels[rows - 1][count - 1](work.weights, r, work.decay + r, tile.values, next ? next->values : tile.values, v * kLanes,
+                                 job.accumulated + r * tile.values.stride + v * kLanes);
+  });
+}
+#endif
+
+template <class T> static void compute_tile(const AttentionJob& job, Tile& tile, const Tile* next, const Work& work) {
+#ifdef NORIA_INTEGER_ATTENTION
+  if constexpr (T::kPack == 4) return attend_tile_integer(job, tile, next, work);
+#endif
+  if (T::kPack == 1 || job.rows < kWidenRows) return attend_tile<T>(job, tile, next, work);
+  widen<T>(tile, work.keys, work.values);
+  attend_tile<F32>(job, tile, nullptr, work);
+}
+
+template <class T> static void attend_segment(const AttentionJob& job) {
+  const CacheUnits& cache = job.cache;
+  const Work work(job);
+  const int64_t stride = padded_dim(cache.head_dim);
   for (int r = 0; r < job.rows; ++r) {
     job.maximum[r] = -FLT_MAX;
     job.sum[r] = 0;
     for (int64_t i = 0; i < stride; i += kLanes) store(job.accumulated + r * stride + i, zero());
+#ifdef NORIA_INTEGER_ATTENTION
+    if (T::kPack == 4) split_query(job.q + r * cache.head_dim, cache.head_dim, r, work.q);
+#endif
   }
-  Tile tile;
-  tile.values.head_dim = dim;
-  tile.values.stride = stride;
-  const int64_t unit_bytes = (int64_t{2} << job.cache.block_shift) * dim * 4 / T::kPack;
-  for (int first = job.begin; first < job.end; first += kTile) {
-    const int tokens = job.end - first < kTile ? job.end - first : kTile;
-    locate<T::kPack>(job, first, tokens, scales, copy, tile);
-    prefetch(job, first + kTile, unit_bytes);
-    attend_tile<T>(job, tile, scores, decay);
+  const int64_t run_bytes = static_cast<int64_t>(cache.head_dim) * 32 / T::kPack;
+  // Few rows fetch the next tile while they compute; many have time for a burst of fetches.
+  const bool spread = job.rows < kWidenRows && cache.block_shift > 3;
+  Tile tiles[2];
+  locate(cache, T::kPack, job.keys, job.keys.begin, tiles[0]);
+  for (int first = job.keys.begin, turn = 0; first < job.keys.end; first += kTile, turn ^= 1) {
+    Tile &tile = tiles[turn], &next = tiles[turn ^ 1];
+    const bool last = first + kTile >= job.keys.end;
+    const bool more = !last || job.next.begin < job.next.end;
+    if (T::kPack == 4) gather_scales(tile, work.scales);
+    if (more) {
+      locate(cache, T::kPack, last ? job.next : job.keys, last ? job.next.begin : first + kTile, next);
+      fetch_runs(next, spread ? (tile.tokens + 7) / 8 : 0, run_bytes, true);
+    }
+    if (cache.block_shift == 3) join_runs(tile, cache.head_dim / T::kPack, reinterpret_cast<char*>(work.values));
+    compute_tile<T>(job, tile, more && spread ? &next : nullptr, work);
   }
 }
 

@@ -27,15 +27,22 @@ struct CacheUnits {  // the units of one layer and KV head
   int64_t values = 0, key_scales = 0, value_scales = 0;  // byte offsets in a unit
 };
 
-// Query rows of one KV head against key positions [begin, end) of one segment; begin is a multiple of the tile.
+// Key positions [begin, end) of a sequence, within one segment; begin is a multiple of the tile.
+struct KeyRange {
+  const char* base = nullptr;       // CacheUnits::base
+  const int32_t* blocks = nullptr;  // the sequence's block table
+  int begin = 0, end = 0;
+};
+
+// Query rows of one KV head against a range of keys.
 // Row r is query head r % rows_per_token of the token at position first_position + r / rows_per_token.
 struct AttentionJob {
   CacheUnits cache;
-  const int32_t* blocks = nullptr;  // the sequence's block table
+  KeyRange keys;
+  KeyRange next;                    // what this thread reads next (or nothing): fetched ahead
   const float* q = nullptr;         // [rows][head_dim]
   int rows = 0, rows_per_token = 1;
   int first_position = 0;
-  int begin = 0, end = 0;
   int window = 0;
   float scale = 1, softcap = 0;
   // Results: the online softmax of the segment. out[r] = accumulated / sum once all segments are folded.
@@ -46,8 +53,10 @@ struct AttentionJob {
 };
 
 constexpr int64_t padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
+// Scores, decays and the like per row, a tile of keys and values as floats, and rows in int8 halves.
 constexpr int64_t attention_work_bytes(int64_t rows) {
-  return (rows * (kAttentionTile + 1) + 2 * kAttentionTile + kAttentionTile * kMaxHeadDim) * 4 + 256;
+  return (rows * (kAttentionTile + 8) + 2 * kAttentionTile * (1 + kMaxHeadDim)) * 4 + rows * 2 * (kMaxHeadDim + kAttentionTile) +
+         16 * 64;
 }
 
 struct RopeHead {

@@ -57,21 +57,32 @@ struct Int8 {
   template <int j> static inline Vf value(Vi w) { return to_float(sign_top(j == 3 ? w : shift_left<24 - 8 * j>(w))); }
 };
 
+// A line of the next tile for each line of this one (kAhead): spread over the loop, fetches overlap with arithmetic, where
+// a burst of them would wait for free line buffers.
+template <bool kAhead> static inline void fetch(const char* p) {
+  if constexpr (kAhead) __builtin_prefetch(p, 0, 2);
+}
+
 // scores[r][v * kLanes …] = q[r] · key, summed in ascending dim. keys[v]: first word of the vector; rows of 16 words.
-template <class T, int R, int V>
-static void dot(const float* q, int head_dim, const char* const* keys, float* scores) {
+template <class T, int R, int V, bool kAhead>
+static void dot(const float* q, int head_dim, const char* const* keys, const char* const* next, float* scores) {
   Vf sum[R][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sum[r][v] = zero();
-  const char* key[V];
+  const char *key[V], *ahead[V];
   for (int v = 0; v < V; ++v) key[v] = keys[v];
+  if constexpr (kAhead)
+    for (int v = 0; v < V; ++v) ahead[v] = next[v];
   const int words = head_dim / T::kPack;
   for (int64_t i = 0; i < words; ++i) {
     Vi word[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) word[v] = load_words(key[v] + i * 64);
+    for (int v = 0; v < V; ++v) {
+      word[v] = load_words(key[v] + i * 64);
+      if (v * kLanes % 16 == 0) fetch<kAhead>(ahead[v] + i * 64);
+    }
     const float* x = q + i * T::kPack;
 #define NORIA_PART(j)                                                                    \
   if constexpr (j < T::kPack) {                                                          \
@@ -102,8 +113,9 @@ struct ValueTile {
 // accumulated[r] = accumulated[r] * decay[r] + sum over tokens of weights[r][t] * value[t], for V vectors of dims from
 // `dim` on. A tile's last word may hold tokens that do not exist: of bf16 they are left out (a stale NaN times zero is
 // NaN), int8 codes are always finite.
-template <class T, int R, int V>
-static void accumulate(const float* weights, const float* decay, const ValueTile& tile, int dim, float* accumulated) {
+template <class T, int R, int V, bool kAhead>
+static void accumulate(const float* weights, const float* decay, const ValueTile& tile, const ValueTile& next, int dim,
+                       float* accumulated) {
   Vf sum[R][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -114,6 +126,7 @@ static void accumulate(const float* weights, const float* decay, const ValueTile
   const int64_t row = static_cast<int64_t>(tile.head_dim) * 4;
   for (int first = 0; first < tile.tokens; first += 8) {
     const char* words = tile.runs[first / 8] + dim * 4;
+    const char* ahead = kAhead ? next.runs[first / 8] + dim * 4 : nullptr;
     const float* x = weights + first;
     const int count = tile.tokens - first < 8 ? tile.tokens - first : 8;
     int t = 0;
@@ -129,7 +142,11 @@ static void accumulate(const float* weights, const float* decay, const ValueTile
     for (; t + T::kPack <= count; t += T::kPack, words += row) {
       Vi word[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) word[v] = load_words(words + v * kLanes * 4);
+      for (int v = 0; v < V; ++v) {
+        word[v] = load_words(words + v * kLanes * 4);
+        if (v * kLanes % 16 == 0) fetch<kAhead>(ahead + v * kLanes * 4);
+      }
+      if constexpr (kAhead) ahead += row;
       NORIA_PART(0) NORIA_PART(1) NORIA_PART(2) NORIA_PART(3)
     }
     if (T::kPack > 1 && t < count) {
@@ -148,23 +165,23 @@ static void accumulate(const float* weights, const float* decay, const ValueTile
     for (int v = 0; v < V; ++v) store(accumulated + r * tile.stride + v * kLanes, sum[r][v]);
 }
 
-using DotFn = void (*)(const float*, int, const char* const*, float*);
-using AccumulateFn = void (*)(const float*, const float*, const ValueTile&, int, float*);
+using DotFn = void (*)(const float*, int, const char* const*, const char* const*, float*);
+using AccumulateFn = void (*)(const float*, const float*, const ValueTile&, const ValueTile&, int, float*);
 
 // [rows - 1][vectors - 1] of a cache type.
-template <class T> struct TileKernels {
+template <class T, bool kAhead> struct TileKernels {
   DotFn dots[kMaxRows][kMaxVectors];
   AccumulateFn sums[kMaxRows][kMaxVectors];
   template <int R> constexpr void fill_row() {
-    dots[R - 1][0] = dot<T, R, 1>;
-    dots[R - 1][1] = dot<T, R, 2>;
-    sums[R - 1][0] = accumulate<T, R, 1>;
-    sums[R - 1][1] = accumulate<T, R, 2>;
+    dots[R - 1][0] = dot<T, R, 1, kAhead>;
+    dots[R - 1][1] = dot<T, R, 2, kAhead>;
+    sums[R - 1][0] = accumulate<T, R, 1, kAhead>;
+    sums[R - 1][1] = accumulate<T, R, 2, kAhead>;
     if constexpr (kMaxVectors == 4) {
-      dots[R - 1][2] = dot<T, R, 3>;
-      dots[R - 1][3] = dot<T, R, 4>;
-      sums[R - 1][2] = accumulate<T, R, 3>;
-      sums[R - 1][3] = accumulate<T, R, 4>;
+      dots[R - 1][2] = dot<T, R, 3, kAhead>;
+      dots[R - 1][3] = dot<T, R, 4, kAhead>;
+      sums[R - 1][2] = accumulate<T, R, 3, kAhead>;
+      sums[R - 1][3] = accumulate<T, R, 4, kAhead>;
     }
   }
   constexpr TileKernels() : dots(), sums() {

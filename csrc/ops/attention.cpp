@@ -68,7 +68,17 @@ int64_t thread_bytes(const Step& step, int64_t rows) {
   return (floats * 4 + attention_work_bytes(rows) + 255) / 64 * 64;
 }
 
-void run_task(const Step& step, const AttentionTask& task, char* memory) {
+KeyRange key_range(const Step& step, const AttentionTask& task, int segment) {
+  KeyRange range;
+  range.base = step.cache.units(step.layer, task.kv_head).base;
+  range.blocks = step.batch.block_tables + step.batch.slots[task.sequence] * step.batch.block_table_stride;
+  range.begin = std::max(step.begin(task), segment * kAttentionSegment);
+  range.end = std::min(step.end(task), (segment + 1) * kAttentionSegment);
+  return range;
+}
+
+// `after`: the task that this thread runs next, or null.
+void run_task(const Step& step, const AttentionTask& task, const AttentionTask* after, char* memory) {
   const int64_t rows = int64_t{task.tokens} * step.group;
   AttentionJob job;
   job.work = memory;
@@ -79,7 +89,6 @@ void run_task(const Step& step, const AttentionTask& task, char* memory) {
   float* states = q + (rows * step.dim + 15) / 16 * 16;
   const Softmax total(step, states, rows), part(step, states + step.partial_floats(rows), rows);
   job.cache = step.cache.units(step.layer, task.kv_head);
-  job.blocks = step.batch.block_tables + step.batch.slots[task.sequence] * step.batch.block_table_stride;
   job.q = q;
   job.rows = static_cast<int>(rows);
   job.rows_per_token = step.group;
@@ -91,8 +100,9 @@ void run_task(const Step& step, const AttentionTask& task, char* memory) {
     Softmax state = segment == task.first_segment ? total : part;
     if (task.partial >= 0)
       state = Softmax(step, step.partials + task.partial + (segment - task.first_segment) * step.partial_floats(rows), rows);
-    job.begin = std::max(step.begin(task), segment * kAttentionSegment);
-    job.end = std::min(step.end(task), (segment + 1) * kAttentionSegment);
+    job.keys = key_range(step, task, segment);
+    if (segment + 1 < task.last_segment) job.next = key_range(step, task, segment + 1);
+    else job.next = after ? key_range(step, *after, after->first_segment) : KeyRange();
     job.maximum = state.maximum;
     job.sum = state.sum;
     job.accumulated = state.accumulated;
@@ -176,8 +186,13 @@ void attention(Pool& pool, const AttentionArgs& args, const BatchView& batch, co
   grow(scratch.partials, floats * 4);
   grow(scratch.memory, each * pool.threads());
   step.partials = scratch.partials.as<float>();
-  pool.run(static_cast<int64_t>(scratch.tasks.size()), [&](int64_t index, int thread) {
-    run_task(step, scratch.tasks[index], scratch.memory.as<char>() + thread * each);
+  // A thread takes several neighbouring tasks at once, so that it knows what to fetch ahead.
+  const int64_t count = static_cast<int64_t>(scratch.tasks.size());
+  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16);
+  pool.run((count + run - 1) / run, [&](int64_t index, int thread) {
+    const int64_t end = std::min((index + 1) * run, count);
+    for (int64_t i = index * run; i < end; ++i)
+      run_task(step, scratch.tasks[i], i + 1 < end ? &scratch.tasks[i + 1] : nullptr, scratch.memory.as<char>() + thread * each);
   });
   if (scratch.shared.empty()) return;
   pool.run(static_cast<int64_t>(scratch.shared.size()), [&](int64_t index, int) { run_shared(step, scratch.shared[index]); });

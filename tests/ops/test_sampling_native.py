@@ -267,7 +267,7 @@ def test_neighbours_and_threads_change_no_bit(isa: str) -> None:
 
 
 def test_penalties_remember_what_was_drawn(isa: str) -> None:
-    """Greedy with a large presence penalty walks down the ranking; a slot admitted anew with that history goes on so."""
+    """Greedy with a large presence penalty walks down the ranking; so does a slot admitted with that history."""
     vocab = 40
     logits = np.linspace(1.0, 0.0, vocab, dtype=np.float32)[None]
     ours = Native(2, vocab)
