@@ -168,34 +168,31 @@ static void weigh(const AttentionJob& job, const Tile& tile, int row, float row_
   const Vf from = set1(static_cast<float>(low)), to = set1(static_cast<float>(high));
   const Vf hidden = set1(-__builtin_inff());
   const Vf scale = set1(row_scale * (job.softcap ? job.scale / job.softcap : job.scale)), softcap = set1(job.softcap);
-  Vf s[kTile / kLanes];
   Vf most = hidden;
-#pragma GCC unroll 16
-  for (int v = 0; v < kTile / kLanes; ++v) {
-    const int i = v * kLanes;
-    s[v] = hidden;
-    if (i >= high) continue;
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; i += kLanes) {
+    if (i >= high) break;
     Vf x = load(scores + i);
     if (int8) x = mul(x, load(scales + i));
     x = mul(x, scale);
     if (job.softcap) x = mul(tanh(x), softcap);
     const Vf index = load(kIndex + i);
-    s[v] = select_less(index, from, hidden, select_less(index, to, x, hidden));
-    most = max(most, s[v]);
+    x = select_less(index, from, hidden, select_less(index, to, x, hidden));
+    store(scores + i, x);
+    most = max(most, x);
   }
   const float before = job.maximum[row];
   const float tile_most = reduce_max(most);
   const float now = tile_most > before ? tile_most : before;
   const Vf level = set1(now);
   Vf total = zero();
-#pragma GCC unroll 16
-  for (int v = 0; v < kTile / kLanes; ++v) {
-    const int i = v * kLanes;
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; i += kLanes) {
     if (i >= high) {
       store(scores + i, zero());
       continue;
     }
-    Vf p = exp(sub(s[v], level));
+    Vf p = exp(sub(load(scores + i), level));
     total = add(total, p);
     if (int8) p = mul(p, load(scales + kTile + i));
     store(scores + i, p);
