@@ -25,8 +25,8 @@ struct Cut {
 
 // A block's activations stay in the second-level cache beside one panel; a panel is read once per block.
 constexpr int64_t kRowBlockBytes = 512 << 10;
-// Tasks per thread that level out what a descheduled thread leaves undone.
-constexpr int64_t kTasksPerThread = 6;
+// Tasks per thread: enough that the last ones end nearly together, and that others do what a descheduled thread leaves.
+constexpr int64_t kTasksPerThread = 12;
 // Fewer multiply-adds are not worth a task of their own (some microseconds).
 constexpr int64_t kLeastProducts = 1 << 20;
 
