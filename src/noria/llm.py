@@ -112,7 +112,7 @@ class LLM:
             self.close()
             raise
         self._inputs = InputProcessor(
-            self.tokenizer, load_template(files), self.info.max_model_len, self.info.vocab_size
+            self.tokenizer, load_template(files, self.tokenizer), self.info.max_model_len, self.info.vocab_size
         )
 
     def __enter__(self) -> LLM:
@@ -330,7 +330,8 @@ def _progress(total: int) -> AbstractContextManager[Callable[[int], None]]:
 
     @contextmanager
     def show() -> Iterator[Callable[[int], None]]:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task, done = bar.add_task("", total=total, speed=""), 0
 
             def advance(tokens: int) -> None:

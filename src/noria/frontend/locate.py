@@ -20,8 +20,19 @@ def find_model(model: str) -> ModelFiles:
     except PullError:
         if model.strip() not in KNOWN:
             raise
+    print(f"{model.strip()} is not on this machine yet: downloading it", file=sys.stderr)
+    _pull(model.strip())
+    return resolve(model)
+
+
+def _pull(name: str) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     from noria.files.pull import pull
 
-    print(f"{model.strip()} is not on this machine yet: downloading it", file=sys.stderr)
-    pull(model.strip())
-    return resolve(model)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(name, total=KNOWN[name].nbytes)
+        pull(name, lambda done, total: bar.update(task, completed=done, total=total))

@@ -153,6 +153,14 @@ class EngineTransport:
             self._socket.close(linger=0)
             self._socket = None
         self._context.term()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the engine without asking it and removes the socket's directory. Needs no event loop."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait(CLOSE_TIMEOUT)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

@@ -58,14 +58,28 @@ def bind(host: str, port: int) -> socket.socket:
 def launch(
     files: ModelFiles, model: str, engine: EngineOptions, server: ServerOptions, listener: socket.socket
 ) -> None:
-    """Serves until stopped. Raises ConfigError or EngineError if the engine cannot start."""
-    transport = EngineTransport(engine, log_level=server.log_level)
-    transport.spawn()
-    _raise_file_limit()
-    import uvloop
+    """Serves until stopped.
 
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+    Raises:
+        ConfigError, EngineError: the engine cannot start.
+        KeyboardInterrupt: a signal came before it was ready.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)  # until uvicorn takes the signals over, both end the start alike
+    transport = EngineTransport(engine, log_level=server.log_level)
+    try:
+        transport.spawn()
+        _raise_file_limit()
+        import uvloop
+
         uvloop.run(_run(transport, files, model, engine, server, listener))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        transport.kill()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 async def _run(
@@ -76,17 +90,12 @@ async def _run(
     server: ServerOptions,
     listener: socket.socket,
 ) -> None:
-    # Until uvicorn takes the signals over, SIGTERM ends the start just as Ctrl-C does.
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     loaded = asyncio.get_running_loop().run_in_executor(None, _load, files, engine, server)
     try:
         state = await _assemble(transport, await loaded, files, model, engine, server)
     except BaseException:
         await transport.close()
         raise
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     try:
         _announce(state, files, listener)
         await _serve(state, listener)
@@ -106,8 +115,8 @@ def _load(
     from noria.frontend.template import load_template
     from noria.frontend.tokenizer import load_tokenizer
 
-    template = load_template(files, override=server.chat_template)
-    return load_tokenizer(files), template, load_generation_defaults(files)
+    tokenizer = load_tokenizer(files)
+    return tokenizer, load_template(files, tokenizer, server.chat_template), load_generation_defaults(files)
 
 
 async def _assemble(
