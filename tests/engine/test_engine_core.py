@@ -115,6 +115,7 @@ def test_scoring_a_prompt_ends_without_a_token():
     driver.run()
     assert driver.finish(1).reason == driver.finish(2).reason == "length"
     assert driver.tokens(1) == []
+    assert not any(plan.sample.any() for plan in driver.executor.plans)
     (values,) = driver.seen[1].prompt_logprobs
     assert np.frombuffer(values.tokens, "<i4").tolist() == PROMPT[1:]
     assert np.frombuffer(values.top_ids, "<i4").reshape(-1, 2).tolist() == [[0, 1]] * 28
@@ -288,15 +289,17 @@ def test_who_waits_for_a_prefix_does_not_hold_up_the_others():
 
 
 def test_if_the_owner_of_a_prefix_is_aborted_another_takes_over():
-    driver = Driver(budget=8)
-    driver.submit(1, PROMPT)
-    driver.submit(2, PROMPT)
-    driver.submit(3, PROMPT)
-    driver.step()
-    driver.abort(1)
+    driver = Driver(depth=2, slots=6)
+    for request_id in (1, 2, 3):
+        driver.submit(request_id, PROMPT)
+    for request_id in (11, 12):
+        driver.submit(request_id, other(1), group=7)
+    driver.step()  # planned, but nothing has come back
+    assert driver.core.stats.running == 2
+    driver.abort(1, 11)
     driver.run()
     assert driver.tokens(2) == driver.tokens(3) == answer()[0]
-    assert driver.executor.computed_tokens < 2 * 29 + 10
+    assert driver.tokens(12) == answer(other(1))[0]
 
 
 def test_prompt_logprobs_compute_the_prompt_anew_and_once():
@@ -391,6 +394,17 @@ def test_a_preempted_request_finds_its_own_blocks_again():
     assert driver.finish(2).preemptions == 1
     assert driver.tokens(2) == answer(other(2, 24), max_tokens=10)[0]
     assert driver.executor.computed_tokens < (30 + 30) + 2 * (24 + 10)
+
+
+def test_scores_of_a_preempted_prompt_are_reported_once():
+    driver = Driver(num_blocks=7, slots=2, budget=3, cache={"prefix_caching": False})
+    driver.submit(1, other(1, 3), max_tokens=20, arrival=1.0)
+    driver.step()
+    driver.submit(2, other(2, 38), max_tokens=2, prompt_logprobs=0, arrival=2.0)
+    driver.run()
+    assert driver.finish(2).preemptions == 1
+    (values,) = driver.seen[2].prompt_logprobs
+    assert np.frombuffer(values.tokens, "<i4").tolist() == other(2, 38)[1:]
 
 
 # ---------------------------------------------------------------------------------------------------- life and death

@@ -57,9 +57,9 @@ def alone(prompt, params: SamplingParams, stop_ids, choice, max_model_len, recei
         tokens.append(token)
 
 
-def score(tokens, position: int) -> float:
-    """The "log-probability" of a prompt token."""
-    return -float(int.from_bytes(digests(tokens[: position + 1])[-1][:2], "little")) / 1000.0
+def score_of(digest: bytes) -> float:
+    """The "log-probability" of a token with this digest."""
+    return -float(int.from_bytes(digest[:2], "little")) / 1000.0
 
 
 @dataclass
@@ -68,6 +68,7 @@ class Row:
     tokens: list[int]
     blocks: list[int]
     computed: int
+    seen: list[bytes]  # digests of `tokens`
 
 
 class FakeExecutor:
@@ -125,7 +126,7 @@ class FakeExecutor:
             assert 0 <= admission.slot < self.info.num_slots
             tokens = admission.token_ids.tolist()
             start = int(plan.starts[plan.slots.tolist().index(admission.slot)])
-            self.rows[admission.slot] = Row(admission, tokens, admission.block_ids.tolist(), start)
+            self.rows[admission.slot] = Row(admission, tokens, admission.block_ids.tolist(), start, digests(tokens))
         for slot, block in zip(plan.append_slots.tolist(), plan.append_blocks.tolist(), strict=True):
             self.rows[slot].blocks.append(block)
         users = self._users()
@@ -166,8 +167,7 @@ class FakeExecutor:
         slots, tokens, chosen, pieces = [], [], [], []
         for number, slot in enumerate(plan.slots.tolist()):
             row, count = self.rows[slot], int(plan.counts[number])
-            seen = digests(row.tokens)
-            self._read_and_write(row, seen, count)
+            self._read_and_write(row, count)
             self.computed_tokens += count
             if number in plan.prompt_logprobs:
                 pieces.extend(self._score(slot, row, row.computed - count, count))
@@ -175,8 +175,9 @@ class FakeExecutor:
                 assert row.computed == len(row.tokens)
                 admission = row.admission
                 position = len(row.tokens) - admission.prompt_length
-                token = next_token(seen[-1], admission.params, admission.choice, position, admission.stop_ids)
+                token = next_token(row.seen[-1], admission.params, admission.choice, position, admission.stop_ids)
                 row.tokens.append(token)
+                row.seen.append(digest_after(row.seen[-1], token))
                 slots.append(slot)
                 tokens.append(token)
                 chosen.append(-token / 10.0)
@@ -188,14 +189,14 @@ class FakeExecutor:
             tuple(pieces),
         )
 
-    def _read_and_write(self, row: Row, seen: list[bytes], count: int) -> None:
+    def _read_and_write(self, row: Row, count: int) -> None:
         size = self.info.block_size
-        for position in range(row.computed):
-            place = (row.blocks[position // size], position % size)
-            assert self.cache.get(place) == seen[position], f"wrong content at position {position}"
-        for position in range(row.computed, row.computed + count):
-            self.cache[row.blocks[position // size], position % size] = seen[position]
-        row.computed += count
+        places = [(block, offset) for block in row.blocks for offset in range(size)]
+        stop = row.computed + count
+        self.cache.update(zip(places[row.computed : stop], row.seen[row.computed : stop], strict=True))
+        for position, place in enumerate(places[:stop]):
+            assert self.cache.get(place) == row.seen[position], f"wrong content at position {position}"
+        row.computed = stop
 
     def _score(self, slot: int, row: Row, start: int, count: int) -> list[PromptLogProbs]:
         """Of the tokens that the computed positions predict, in pieces of at most three."""
@@ -203,7 +204,7 @@ class FakeExecutor:
         pieces = []
         for begin in range(first, stop, 3):
             targets = range(begin, min(begin + 3, stop))
-            chosen = np.array([score(row.tokens, position) for position in targets], np.float32)
+            chosen = np.array([score_of(row.seen[position]) for position in targets], np.float32)
             tokens = np.array([row.tokens[position] for position in targets], np.int32)
             pieces.append(PromptLogProbs(slot, begin, tokens, self._values(chosen)))
         return pieces

@@ -10,7 +10,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
@@ -19,6 +18,7 @@ from noria.engine.outputs import Outputs
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Flight, Scheduler
 from noria.errors import EngineError
+from noria.executor.base import Executor
 from noria.messages import (
     Abort,
     Control,
@@ -30,24 +30,8 @@ from noria.messages import (
     ToEngine,
     build_id,
 )
-from noria.plan import StepPlan, StepResult, WorkerInfo
 
 _log = logging.getLogger(__name__)
-
-
-class Executor(Protocol):
-    """What runs the steps, in the order in which they were submitted."""
-
-    @property
-    def info(self) -> WorkerInfo: ...
-
-    def submit(self, plan: StepPlan) -> None:
-        """Hands over a step without waiting for it."""
-        ...
-
-    def collect(self) -> StepResult:
-        """The result of the oldest step under way; blocks until it is there."""
-        ...
 
 
 class EngineCore:

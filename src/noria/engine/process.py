@@ -26,7 +26,7 @@ import zmq
 from noria.cache.checks import CacheCheckError
 from noria.config import EngineOptions
 from noria.engine.core import EngineCore
-from noria.errors import ConfigError, EngineError, NoriaError
+from noria.errors import ConfigError, NoriaError
 from noria.messages import Control, FromEngine, Hello, Refused, ToEngine
 
 _log = logging.getLogger("noria.engine")
@@ -204,7 +204,8 @@ def main(address: str) -> int:
         mailbox.send(Refused(str(error)))
         mailbox.close()
         return 1
-    except EngineError as error:
+    except Exception as error:
+        # Whatever failed, the state is unknown now: a new process that resumes the requests is the remedy.
         _log.critical("engine stops: %s", error, exc_info=error)
         mailbox.close()
         return 1

@@ -72,8 +72,6 @@ class WaitingQueue:
             return
         keep: deque[tuple[int, Request]] = deque()
         for needed, request in parked:
-            if request.state is not State.WAITING:
-                continue
             if tokens is not None and needed > tokens:
                 keep.append((needed, request))
                 continue
