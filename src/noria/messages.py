@@ -47,7 +47,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
         params: `n` is 1 and `seed` and `max_tokens` are set (the API process drew or resolved them).
         stop_ids: tokens that end the output: the model's end tokens unless `ignore_eos`, and `stop_token_ids`.
         choice: index among the n choices of the user's request; part of the random key.
-        group: equal for the choices of one user request; they share prompt blocks, the last partial one by copy.
+        group: equal for the choices of one user request, 0 for none; they share prompt blocks, the last one by copy.
         priority: smaller runs first under the priority policy.
         salt: prefix blocks are shared only between requests of one salt.
         arrival: seconds, `time.time()`.

@@ -40,7 +40,7 @@ class Ask:
     choice: int = 0
 
 
-def options(model: str, **parts: dict[str, Any]) -> EngineOptions:
+def options(model: str, /, **parts: dict[str, Any]) -> EngineOptions:
     """Engine options with some keys of some parts set."""
     return msgspec.convert({"model": {"model": model}} | _merged(model, parts), EngineOptions)
 
