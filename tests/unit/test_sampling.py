@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.backends.base import SlotSampling
-from noria.backends.reference.sampling import ReferenceSampler, distribution
+from noria.backends.reference.sampling import ReferenceSampler, distribution, most_likely
 from noria.errors import BackendError, InvalidRequestError
 from noria.params import SamplingParams
 from noria.sampling import check_token_ids, draw_seed
@@ -205,3 +205,8 @@ def test_seeds_differ_and_are_valid() -> None:
     seeds = {draw_seed() for _ in range(20)}
     assert len(seeds) == 20
     assert all(SamplingParams(seed=seed).seed == seed for seed in seeds)
+
+
+def test_most_likely_puts_equal_ones_in_order_of_id() -> None:
+    scores = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
+    assert [most_likely(scores, k).tolist() for k in (0, 1, 3, 9)] == [[], [1], [1, 3, 2], [1, 3, 2, 4, 5, 0]]

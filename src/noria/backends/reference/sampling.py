@@ -149,7 +149,16 @@ def log_probs(logits: Float32, chosen: Int32, wanted: Int32) -> TokenLogProbs:
         scores -= largest + np.log(np.exp(scores - largest).sum())
         out.chosen[row] = scores[chosen[row]]
         out.ranks[row] = 1 + np.count_nonzero(scores > scores[chosen[row]])
-        top = np.argsort(-scores, kind="stable")[: wanted[row]]
+        top = most_likely(scores, int(wanted[row]))
         out.top_ids[row, : len(top)] = top
         out.top[row, : len(top)] = scores[top]
     return out
+
+
+def most_likely(scores: Float64, k: int) -> NDArray[np.int64]:
+    """Ids of the k largest scores [vocab], largest first, equal ones by ascending id."""
+    k = min(k, len(scores))
+    if k == 0:
+        return np.empty(0, np.int64)
+    candidates = np.flatnonzero(scores >= np.partition(scores, -k)[-k])  # more than k if some are equal
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:k]

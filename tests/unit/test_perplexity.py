@@ -1,0 +1,59 @@
+"""Windows, scores and settings of the perplexity evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from noria.backends.base import DenseSource, Scheme
+from noria.backends.reference import ReferenceBackend
+from noria.bench.perplexity import Regrouped, Score, cut_windows, model_options, window_batch
+from noria.errors import ConfigError
+
+
+def test_windows_are_spread_over_the_text() -> None:
+    ids = np.arange(100, dtype=np.int32)
+    cut = cut_windows(ids, 10, 4, None)
+    assert cut.shape == (4, 10)
+    assert cut[:, 0].tolist() == [0, 30, 60, 90]
+    with_bos = cut_windows(ids, 10, 4, 7)
+    assert with_bos.shape == (4, 10)
+    assert (with_bos[:, 0] == 7).all()
+    assert with_bos[-1, -1] == 99
+    with pytest.raises(ConfigError, match="100 tokens; 11 windows need 110"):
+        cut_windows(ids, 10, 11, None)
+
+
+def test_perplexity_and_its_change() -> None:
+    base = Score(np.full((2, 50), -np.log(4.0), np.float32), 1.0)
+    assert base.perplexity == pytest.approx(4.0)
+    worse = Score(base.log_probs - np.float32(0.01), 1.0)
+    change, error = worse.change(base)
+    assert change == pytest.approx(np.exp(0.01) - 1, rel=1e-4)
+    assert error == pytest.approx(0, abs=1e-6)
+    noise = np.random.default_rng(0).normal(0, 0.1, (2, 50)).astype(np.float32)
+    assert Score(base.log_probs + noise, 1.0).change(base)[1] == pytest.approx(0.01, rel=0.2)
+
+
+def test_weights_are_named_as_flags() -> None:
+    assert model_options("m", "bf16").quantization == "none"
+    assert model_options("m", "f32").dtype == "f32"
+    assert model_options("m", "int8").quantization == "int8"
+    assert model_options("m", "auto").quantization == "auto"
+    with pytest.raises(ConfigError, match="--weights"):
+        model_options("m", "int3")
+
+
+def test_regrouped_changes_int8_only() -> None:
+    backend = Regrouped(ReferenceBackend(), 192)
+    source = DenseSource(np.ones((4, 96), np.float32))
+    assert backend.pack(source, Scheme("int8", 64)).scheme == Scheme("int8", 96)
+    assert backend.pack(source, Scheme("int4", 32)).scheme == Scheme("int4", 32)
+    assert backend.name == "reference"
+
+
+def test_a_window_is_one_sequence_in_order() -> None:
+    batch = window_batch(np.arange(40, dtype=np.int32))
+    assert batch.block_tables.tolist() == [[0, 1, 2]]
+    assert batch.output_rows.tolist() == list(range(39))
+    assert batch.kv_lengths.tolist() == [40]
