@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,9 +17,10 @@ import psutil
 import pytest
 import zmq
 
-from helpers.engine_driver import submit
+from helpers.engine_driver import Driver, submit
 from helpers.fake_executor import alone
 from noria.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOptions
+from noria.engine import process
 from noria.messages import Abort, Control, EngineInfo, FromEngine, Hello, Refused, build_id
 from noria.params import SamplingParams
 
@@ -189,11 +192,46 @@ def test_idle_it_costs_no_cpu(start):
     engine.send(submit(1, PROMPT, max_tokens=4))
     engine.tokens_until_end(1)
     time.sleep(0.2)
-    process = psutil.Process(engine.process.pid)
-    before = process.cpu_times()
+    observed = psutil.Process(engine.process.pid)
+    before = observed.cpu_times()
     time.sleep(1.0)
-    after = process.cpu_times()
+    after = observed.cpu_times()
     assert after.user + after.system - before.user - before.system <= 0.02
+
+
+class Mailbox:
+    """In the place of sockets."""
+
+    def __init__(self):
+        self.inbox = queue.SimpleQueue()
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_when_idle_it_checks_that_every_block_is_accounted_for(damaged, monkeypatch, caplog):
+    monkeypatch.setattr(process, "_CHECK_AFTER_SECONDS", 0.05)
+    driver, mailbox = Driver(), Mailbox()
+    if damaged:
+        driver.core._manager.pool.allocate(1)
+    mailbox.inbox.put(submit(1, PROMPT))
+    threading.Timer(0.5, mailbox.inbox.put, [Control("shutdown")]).start()
+    process.run(driver.core, mailbox)
+    assert mailbox.sent[-1].finished
+    assert ["cache check failed" in record.getMessage() for record in caplog.records] == [True] * damaged
+
+
+def test_a_static_batch_that_fills_is_waited_for_without_turning(monkeypatch):
+    driver, mailbox = Driver(continuous=False, static_timeout=0.3), Mailbox()
+    steps = []
+    monkeypatch.setattr(driver.core, "step", lambda turn=driver.core.step: steps.append(1) or turn())
+    mailbox.inbox.put(submit(1, PROMPT, max_tokens=2))
+    mailbox.inbox.put(Control("drain"))
+    process.run(driver.core, mailbox)
+    assert mailbox.sent[-1].finished
+    assert len(steps) <= 4
 
 
 def test_it_dies_with_its_parent(tmp_path):

@@ -84,7 +84,7 @@ def expand(wanted):
             yield entry
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds(), st.lists(requests(), min_size=2, max_size=10))
 def test_neighbours_change_nothing(world, wanted):
     check_world(world, wanted)

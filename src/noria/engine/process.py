@@ -32,6 +32,7 @@ from noria.messages import Control, FromEngine, Hello, Refused, ToEngine
 _log = logging.getLogger("noria.engine")
 _PARENT_CHECK_MS = 1000
 _LINGER_MS = 2000
+_CHECK_AFTER_SECONDS = 1.0  # of idleness
 _PR_SET_PDEATHSIG = 1
 
 
@@ -130,29 +131,36 @@ def run(core: EngineCore, mailbox: Mailbox) -> None:
         EngineError: the executor failed.
         HandshakeError: the client is of another build.
     """
-    idle = True
+    unchecked = False  # steps have run since the last check of the cache
     while not core.stopped and not (core.draining and not core.has_work):
-        if not core.has_work and not idle:
-            idle = True
-            _check(core)
-        _receive(core, mailbox.inbox)
+        if core.has_work:
+            wait: float | None = core.idle_seconds
+        else:
+            wait = _CHECK_AFTER_SECONDS if unchecked else None
+        heard = _receive(core, mailbox.inbox, wait)
         if core.has_work and not core.stopped:
-            idle = False
+            unchecked = True
             outputs = core.step()
             if outputs is not None:
                 mailbox.send(outputs)
+        elif unchecked and not heard:
+            unchecked = False
+            _check(core)
 
 
-def _receive(core: EngineCore, inbox: queue.SimpleQueue[ToEngine]) -> None:
-    """Hands over all messages that are there; sleeps until one comes while the core has nothing to do."""
-    wait = core.idle_seconds if core.has_work else None
+def _receive(core: EngineCore, inbox: queue.SimpleQueue[ToEngine], wait: float | None) -> bool:
+    """Hands over all messages that are there, after sleeping up to `wait` seconds (None: forever) for the first.
+    Returns whether there was any."""
+    heard = False
     try:
         if wait != 0.0:
             _deliver(core, inbox.get(timeout=wait))
+            heard = True
         while True:
             _deliver(core, inbox.get_nowait())
+            heard = True
     except queue.Empty:
-        pass
+        return heard
 
 
 def _deliver(core: EngineCore, message: ToEngine) -> None:
@@ -182,6 +190,14 @@ def _start(options: EngineOptions) -> tuple[Any, EngineCore]:
     return executor, core
 
 
+def _refusal(error: Exception) -> Refused:
+    """What the user reads. An error that Noria does not raise on purpose is logged whole, for whoever looks into it."""
+    if not isinstance(error, NoriaError):
+        _log.critical("engine cannot start: %s", error, exc_info=error)
+        return Refused(f"{type(error).__name__}: {error}")
+    return Refused(str(error), error.field if isinstance(error, ConfigError) else None)
+
+
 def main(address: str) -> int:
     """Runs an engine process; returns its exit status."""
     logging.basicConfig(level=os.environ.get("NORIA_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
@@ -192,9 +208,8 @@ def main(address: str) -> int:
     try:
         options = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineOptions)
         executor, core = _start(options)
-    except (NoriaError, OSError, MemoryError, msgspec.MsgspecError) as error:
-        field = error.field if isinstance(error, ConfigError) else None
-        mailbox.send(Refused(str(error) or type(error).__name__, field))
+    except Exception as error:
+        mailbox.send(_refusal(error))
         mailbox.close()
         return 1
     mailbox.send(core.info)
