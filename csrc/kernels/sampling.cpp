@@ -84,6 +84,20 @@ static float maxima(const float* x, int64_t n, float* out) {
   return largest;
 }
 
+static void columns(const float* x, int64_t n, float* out) {
+  for (int64_t start = 0; start < n; start += kSamplingChunk, out += kColumns) {
+    const int64_t end = chunk_end(start, n);
+    for (int64_t column = 0; column < kColumns; column += kLanes) {
+      Vf most = set1(-kInfinity);
+      for (int64_t i = start + column; i < end; i += kColumns) {
+        const Vf v = load_padded(x + i, end - i, -kInfinity);
+        most = select_less(most, v, v, most);
+      }
+      store(out + column, most);
+    }
+  }
+}
+
 static double exponentials(const float* x, int64_t n, float largest, float factor, float* e, double* sums) {
   const Vf top = set1(largest), by = set1(factor), floor = set1(-87.0f);
   double total = 0;
@@ -126,8 +140,17 @@ static void masses(const float* e, int64_t n, const float* thresholds, double* o
   for (int j = 0; j < kThresholds; ++j) least[j] = set1(thresholds[j]);
   for (int64_t i = 0; i < n; i += kLanes) {
     const Vf p = load_padded(e + i, n - i, 0);
+#if defined(NORIA_AVX512)
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(p)), high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(p, 1));
 #pragma GCC unroll 7
+    for (int j = 0; j < kThresholds; ++j) {
+      const __mmask16 in = _mm512_cmp_ps_mask(p, least[j], _CMP_GE_OQ);
+      sums[j].low = _mm512_mask_add_pd(sums[j].low, static_cast<__mmask8>(in), sums[j].low, low);
+      sums[j].high = _mm512_mask_add_pd(sums[j].high, static_cast<__mmask8>(in >> 8), sums[j].high, high);
+    }
+#else
     for (int j = 0; j < kThresholds; ++j) sums[j].add(select_less(p, least[j], zero(), p));
+#endif
   }
   for (int j = 0; j < kThresholds; ++j) out[j] = sums[j].total();
 }
@@ -173,6 +196,6 @@ static int64_t count_above(const float* x, int64_t n, float value) {
 }
 
 extern const SamplingKernels sampling_kernels;
-const SamplingKernels sampling_kernels = {maxima, exponentials, kept_sums, masses, collect, count_above};
+const SamplingKernels sampling_kernels = {maxima, columns, exponentials, kept_sums, masses, collect, count_above};
 
 }  // namespace noria::NORIA_ISA

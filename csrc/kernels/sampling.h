@@ -6,6 +6,7 @@
 namespace noria {
 
 inline constexpr int64_t kSamplingChunk = 256;  // tokens whose largest logit or sum is kept
+inline constexpr int64_t kColumns = 16;
 inline constexpr int kThresholds = 7;
 
 constexpr int64_t sampling_chunks(int64_t n) { return (n + kSamplingChunk - 1) / kSamplingChunk; }
@@ -13,6 +14,8 @@ constexpr int64_t sampling_chunks(int64_t n) { return (n + kSamplingChunk - 1) /
 struct SamplingKernels {
   // maxima[chunks]; returns the largest.
   float (*maxima)(const float* x, int64_t n, float* maxima);
+  // Of each chunk, the maxima of kColumns columns (tokens i, i + kColumns …): out[chunks * kColumns].
+  void (*columns)(const float* x, int64_t n, float* out);
   // e[i] = exp((x[i] - largest) * factor), sums[chunks]; returns the sum. e may be null.
   double (*exponentials)(const float* x, int64_t n, float largest, float factor, float* e, double* sums);
   // Sums of the e[i] >= threshold: sums[chunks]; returns the sum.

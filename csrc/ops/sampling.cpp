@@ -22,13 +22,14 @@ static constexpr int64_t kSlack = 16;  // room that `collect` may write beyond i
 struct Sampler::Work {
   explicit Work(int64_t vocab)
       : e(vocab + kSlack), values(vocab + kSlack), spare(vocab + kSlack), ids(vocab + kSlack), maxima(sampling_chunks(vocab)),
-        ranked(sampling_chunks(vocab)), sums(sampling_chunks(vocab)) {}
-  std::vector<float> e;                                 // probabilities, the largest being 1
-  std::vector<float> values, spare;                     // candidates
+        sums(sampling_chunks(vocab)) {}
+  std::vector<float> e;                            // probabilities of candidates, the largest being 1
+  std::vector<float> values, spare;                // candidates
   std::vector<int32_t> ids;
-  std::vector<float> maxima, ranked;                    // per chunk
-  std::vector<double> sums;                             // per chunk
-  std::vector<std::pair<int32_t, float>> changed;       // logits before `adjust`, in order
+  std::vector<float> maxima;                       // largest logit per chunk
+  std::vector<float> ranked;
+  std::vector<double> sums;                        // per chunk
+  std::vector<std::pair<int32_t, float>> changed;  // logits before `adjust`, in order
   std::vector<std::pair<float, int32_t>> best;
 };
 
@@ -90,10 +91,18 @@ float bounded_maxima(const SamplingKernels& kernels, float* x, int64_t n, float*
   return kernels.maxima(x, n, maxima);
 }
 
-// A value that at least k of the row's numbers reach, and few more.
-float lower_bound_of_top(const std::vector<float>& maxima, std::vector<float>& ranked, int64_t k) {
-  if (k > static_cast<int64_t>(maxima.size())) return -kInfinity;
-  ranked = maxima;
+// A value that at least k of the row's numbers reach, and few more: the k-th largest of maxima over parts of the row.
+float lower_bound_of_top(const SamplingKernels& kernels, const float* x, int64_t n, const std::vector<float>& maxima,
+                         std::vector<float>& ranked, int64_t k) {
+  const int64_t chunks = static_cast<int64_t>(maxima.size());
+  if (k <= chunks) {
+    ranked = maxima;
+  } else if (k <= chunks * kColumns * 3 / 4) {
+    ranked.resize(static_cast<size_t>(chunks * kColumns));
+    kernels.columns(x, n, ranked.data());
+  } else {
+    return -kInfinity;
+  }
   std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<float>());
   return ranked[static_cast<size_t>(k - 1)];
 }
@@ -123,13 +132,13 @@ uint32_t to_bits(float value) {
   return bits;
 }
 
-// Range [low, high) of probabilities in which the mass above reaches the target; `above`: mass of those >= high.
+// Range [low, high) of probabilities in which the mass reaches the target; `above`: mass of those >= high.
 struct Bracket {
   float low = 0, high = from_bits(to_bits(1.0f) + 1);
   double above = 0;
 };
 
-// Thresholds descend. Returns whether the bracket became smaller.
+// Thresholds descend.
 void narrow(const SamplingKernels& kernels, const float* e, int64_t n, const float* thresholds, double target, Bracket& in) {
   double masses[kThresholds];
   kernels.masses(e, n, thresholds, masses);
@@ -144,7 +153,7 @@ void narrow(const SamplingKernels& kernels, const float* e, int64_t n, const flo
   }
 }
 
-// The largest value v of e such that the e >= v sum up to target (or the smallest one).
+// The largest value v of e such that the e >= v sum up to target (or the smallest one). e may lie in neither buffer.
 float nucleus(const SamplingKernels& kernels, const float* e, int64_t n, double target, std::vector<float>& values,
               std::vector<float>& spare) {
   static const float first[kThresholds] = {0.5f, 0.125f, 0x1p-5f, 0x1p-8f, 0x1p-11f, 0x1p-15f, 0x1p-20f};
@@ -168,28 +177,35 @@ float nucleus(const SamplingKernels& kernels, const float* e, int64_t n, double 
   return count ? values[static_cast<size_t>(count - 1)] : in.low;
 }
 
-// Index at which the running sum of the e >= threshold exceeds u * total; sums: of the kept ones per chunk.
-int64_t walk(const float* e, int64_t n, float threshold, const std::vector<double>& sums, double total, double u) {
-  const double target = u * total;
+// Index at which the running sum of the e >= threshold exceeds the target. sums: of the kept ones per chunk.
+int64_t walk(const float* e, int64_t n, float threshold, const std::vector<double>& sums, double target) {
   double sum = 0;
-  int64_t start = 0;
-  for (; start + kSamplingChunk < n; start += kSamplingChunk) {
-    const double next = sum + sums[static_cast<size_t>(start / kSamplingChunk)];
-    if (next > target) break;
-    sum = next;
+  int64_t last = 0;  // last kept one seen, or the first of the chunk that holds it
+  bool exact = false;
+  const auto scan = [&](int64_t start) {
+    for (int64_t i = start; i < std::min(start + kSamplingChunk, n); ++i) {
+      if (e[i] < threshold || e[i] <= 0) continue;
+      last = i;
+      exact = true;
+      sum += static_cast<double>(e[i]);
+      if (sum > target) return true;
+    }
+    return false;
+  };
+  for (int64_t start = 0; start < n; start += kSamplingChunk) {
+    const double mass = sums[static_cast<size_t>(start / kSamplingChunk)];
+    if (mass <= 0) continue;
+    if (sum + mass > target) {
+      if (scan(start)) return last;
+    } else {
+      sum += mass;
+      last = start;
+      exact = false;
+    }
   }
-  int64_t last = -1;
-  for (int64_t i = start; i < n; ++i) {
-    if (e[i] < threshold || e[i] <= 0) continue;
-    last = i;
-    sum += static_cast<double>(e[i]);
-    if (sum > target) return i;
-  }
-  if (last >= 0) return last;
-  // Rounding let the last chunk go empty-handed: the last kept one before it.
-  for (int64_t i = std::min(start, n) - 1; i >= 0; --i)
-    if (e[i] >= threshold && e[i] > 0) return i;
-  return 0;
+  // Rounding kept the sum from exceeding the target: the last kept one.
+  if (!exact) scan(last);
+  return last;
 }
 
 int32_t first_equal(const float* x, int64_t n, const std::vector<float>& maxima, float value) {
@@ -203,6 +219,30 @@ int32_t first_equal(const float* x, int64_t n, const std::vector<float>& maxima,
 
 }  // namespace
 
+// The k most likely tokens and their ties, as candidates; returns their number. work.maxima: of x.
+int64_t Sampler::keep_top_k(const float* x, int64_t k, Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  const float low = lower_bound_of_top(kernels, x, vocab_, work.maxima, work.ranked, k);
+  const int64_t n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
+  if (n <= k) return n;
+  std::copy_n(work.values.begin(), n, work.spare.begin());
+  std::nth_element(work.spare.begin(), work.spare.begin() + (k - 1), work.spare.begin() + n, std::greater<float>());
+  const float threshold = work.spare[static_cast<size_t>(k - 1)];
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (work.values[static_cast<size_t>(i)] < threshold) continue;
+    work.values[static_cast<size_t>(kept)] = work.values[static_cast<size_t>(i)];
+    work.ids[static_cast<size_t>(kept++)] = work.ids[static_cast<size_t>(i)];
+  }
+  return kept;
+}
+
+// Candidates that min-p may keep: with a margin for the roundings on the way to the probability.
+int64_t Sampler::keep_likely(const SamplingParams& p, const float* x, float largest, Work& work) const {
+  const float low = largest + p.temperature * (std::log(p.min_p) - 1e-3f) - 1e-5f * std::fabs(largest);
+  return collect_from(*noria::kernels().sampling, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
+}
+
 // work.maxima holds the chunks' largest logits.
 int32_t Sampler::draw(const Slot& slot, int32_t position, const float* x, Work& work) const {
   const SamplingKernels& kernels = *noria::kernels().sampling;
@@ -210,35 +250,23 @@ int32_t Sampler::draw(const Slot& slot, int32_t position, const float* x, Work& 
   const float largest = *std::max_element(work.maxima.begin(), work.maxima.end());
   if (largest == -kInfinity) return 0;
   if (p.temperature == 0.0f) return first_equal(x, vocab_, work.maxima, largest);
-  const int32_t* ids = nullptr;
+  const float factor = std::min(1.0f / p.temperature, 1e30f);
+  const double u = uniform(p.seed, static_cast<uint32_t>(position), p.choice);
+  const bool top_k = p.top_k > 0 && p.top_k < vocab_, top_p = p.top_p < 1.0f;
+  const int32_t* ids = nullptr;  // of candidates; null: the whole vocabulary
   int64_t n = vocab_;
-  if (p.top_k > 0 && p.top_k < vocab_) {
-    const float low = lower_bound_of_top(work.maxima, work.ranked, p.top_k);
-    n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
-    if (n > p.top_k) {
-      std::copy_n(work.values.begin(), n, work.spare.begin());
-      std::nth_element(work.spare.begin(), work.spare.begin() + (p.top_k - 1), work.spare.begin() + n, std::greater<float>());
-      const float threshold = work.spare[static_cast<size_t>(p.top_k - 1)];
-      int64_t kept = 0;
-      for (int64_t i = 0; i < n; ++i) {
-        if (work.values[static_cast<size_t>(i)] < threshold) continue;
-        work.values[static_cast<size_t>(kept)] = work.values[static_cast<size_t>(i)];
-        work.ids[static_cast<size_t>(kept++)] = work.ids[static_cast<size_t>(i)];
-      }
-      n = kept;
-    }
+  if (top_k || (p.min_p > 0.0f && !top_p)) {
+    n = top_k ? keep_top_k(x, p.top_k, work) : keep_likely(p, x, largest, work);
     x = work.values.data();
     ids = work.ids.data();
   }
-  const float factor = std::min(1.0f / p.temperature, 1e30f);
-  double total = kernels.exponentials(x, n, largest, factor, work.e.data(), work.sums.data());
-  float threshold = 0;
-  if (p.top_p < 1.0f)  // x, which may lie in `values`, is not needed any more
-    threshold = nucleus(kernels, work.e.data(), n, static_cast<double>(p.top_p) * total, work.values, work.spare);
-  threshold = std::max(threshold, p.min_p);
-  if (threshold > 0) total = kernels.kept_sums(work.e.data(), n, threshold, work.sums.data());
-  const double u = uniform(p.seed, static_cast<uint32_t>(position), p.choice);
-  const int64_t at = walk(work.e.data(), n, threshold, work.sums, total, u);
+  float* e = work.e.data();
+  double total = kernels.exponentials(x, n, largest, factor, e, work.sums.data());
+  float threshold = p.min_p;
+  if (top_p)  // the candidates' logits, which lie in `values`, are not needed any more
+    threshold = std::max(threshold, nucleus(kernels, e, n, static_cast<double>(p.top_p) * total, work.values, work.spare));
+  if (threshold > 0.0f) total = kernels.kept_sums(e, n, threshold, work.sums.data());
+  const int64_t at = walk(e, n, threshold, work.sums, u * total);
   return ids ? ids[at] : static_cast<int32_t>(at);
 }
 
@@ -258,7 +286,7 @@ void Sampler::log_probs(const float* x, int32_t chosen, int64_t wanted, int64_t 
   out.ranks[row] = static_cast<int32_t>(1 + kernels.count_above(x, vocab_, logit));
   const int64_t k = std::min(wanted, vocab_);
   if (k < 1) return;
-  const float low = lower_bound_of_top(work.maxima, work.ranked, k);
+  const float low = lower_bound_of_top(kernels, x, vocab_, work.maxima, work.ranked, k);
   const int64_t n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
   work.best.clear();
   for (int64_t i = 0; i < n; ++i) work.best.emplace_back(-work.values[static_cast<size_t>(i)], work.ids[static_cast<size_t>(i)]);

@@ -74,6 +74,8 @@ class Sampler {
   };
   struct Work;  // of one thread
   void adjust(const Slot& slot, int32_t position, float* x, Work& work) const;
+  int64_t keep_top_k(const float* x, int64_t k, Work& work) const;
+  int64_t keep_likely(const SamplingParams& p, const float* x, float largest, Work& work) const;
   int32_t draw(const Slot& slot, int32_t position, const float* x, Work& work) const;
   void log_probs(const float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out, Work& work) const;
   void prepare(Pool& pool);  // work space for each thread

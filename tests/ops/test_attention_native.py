@@ -6,7 +6,6 @@ whatever the cache type; how well the cache keeps them is tested apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,19 +14,10 @@ import pytest
 
 native: Any = pytest.importorskip("noria._native")
 
-ISAS = native.available_isas()
 TYPES = ("f32", "bf16", "int8")
 # |out - reference| <= BOUND * max|value|: scores of magnitude 10 are off by 10 * 2^-24 * sqrt(head_dim), weights by the
 # same factor; int8 products on some levels round queries to 16 bits.
 BOUND = 3e-5
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa(before)
 
 
 @dataclass

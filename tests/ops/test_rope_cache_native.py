@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -12,14 +11,6 @@ import pytest
 native: Any = pytest.importorskip("noria._native")
 
 TYPES = ("f32", "bf16", "int8")
-
-
-@pytest.fixture(params=native.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa(before)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

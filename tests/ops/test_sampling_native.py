@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,6 @@ native: Any = pytest.importorskip("noria._native")
 NONE = np.empty(0, np.int32)
 # Logits of magnitude 20 are off by 2^-24 relative in float32, so probabilities by about 2e-6.
 SLACK = 1e-5
-
-
-@pytest.fixture(params=native.available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.isa()
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa(before)
 
 
 @dataclass
