@@ -15,7 +15,7 @@ from noria.engine.core import EngineCore
 from noria.executor.local import LocalExecutor
 from noria.params import SamplingParams
 
-VOCAB = 256
+VOCAB = 317
 SCHEMES: dict[str, dict[str, str]] = {
     "f32": {"dtype": "f32"},
     "bf16": {"dtype": "bf16"},
