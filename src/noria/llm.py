@@ -175,7 +175,7 @@ class LLM:
             raise InvalidRequestError("messages: at least one is needed", "messages")
         one = isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
-        each = _params(params or self.default_params, len(conversations))
+        each = [self._inputs.chat_params(one) for one in _params(params or self.default_params, len(conversations))]
         work = [self._inputs.chat(conversation) for conversation in conversations]
         return self._answer([None] * len(work), work, each, None, progress)
 
@@ -188,6 +188,8 @@ class LLM:
         encode = self._inputs.chat(prompt) if chat else self._inputs.prompt(prompt)  # type: ignore[arg-type]
         news: queue.SimpleQueue[list[Increment] | None] = queue.SimpleQueue()
         wanted = params or self.default_params
+        if chat:
+            wanted = self._inputs.chat_params(wanted)
 
         async def pump() -> None:
             try:

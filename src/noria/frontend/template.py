@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 
 from noria.errors import ConfigError, InvalidRequestError, TemplateError, TokenizerError
+from noria.files.catalog import KNOWN
 from noria.files.gguf import open_gguf
 from noria.files.resolve import ModelFiles
 from noria.files.safetensors import read_json
@@ -28,21 +30,40 @@ from noria.frontend.tokenizer import MARK, Tokenizer, load_tokenizer
 MAX_TEMPLATE = 1 << 20  # characters
 ContentFormat = Literal["string", "parts", "both"]
 
-# For files whose makers left the template out although the vocabulary has its control tokens: the tokens that must be
-# there and the turns as those models were trained on them.
-_BUILT_IN: dict[str, tuple[tuple[str, ...], str]] = {
-    "gemma": (
-        ("<start_of_turn>", "<end_of_turn>"),
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A format that `--chat-template NAME` chooses for models whose files have no template.
+
+    Attributes:
+        text: the Jinja template. stop: strings that end an answer, where no token does.
+    """
+
+    text: str
+    stop: tuple[str, ...] = ()
+
+
+_TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+BUILT_IN = {
+    "chatml": BuiltIn(_TURNS + "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"),
+    "gemma": BuiltIn(
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for m in messages %}"
         "{% if m.role in ('system', 'developer') %}{% set ns.system = ns.system + m.content|trim + '\n\n' %}{% else %}"
         "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\n' }}"
         "{{ ns.system + m.content|trim + '<end_of_turn>\n' }}{% set ns.system = '' %}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
     ),
-    "chatml": (
-        ("<|im_start|>", "<|im_end|>"),
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    # For models that were never taught to chat: they go on with a text, here with the protocol of a conversation. Two
+    # questions with answers show them what is wanted.
+    "transcript": BuiltIn(
+        "{{ bos_token }}{% set system = messages | selectattr('role', 'equalto', 'system') | first %}"
+        "{{ system.content|trim if system else 'A conversation with a helpful assistant that answers every question.' }}"
+        "\n\nUser:\nWhich planet is the largest?\n\nAssistant:\nJupiter is the largest planet.\n\n"
+        "User:\nName two animals.\n\nAssistant:\nA dog and a cat.\n\n"
+        "{% for m in messages if m.role != 'system' %}"
+        "{{ ('Assistant:\n' if m.role == 'assistant' else 'User:\n') + m.content|trim + '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}",
+        stop=("\n\nUser:", "\nUser:"),
     ),
 }
 
@@ -51,14 +72,18 @@ class ChatTemplate:
     """A model's chat template, or several by name. Never changes: threads share it.
 
     Attributes:
-        source: "model", or the name of the built-in format that is used because the files have no template.
+        stop: strings that end an answer in this format, beside the model's end tokens (most formats need none).
         content_format: whether the template takes a message's content as a string, as a list of parts, or both.
     """
 
     def __init__(
-        self, texts: Mapping[str, str], tokenizer: Tokenizer, source: str = "model", where: str = "chat_template"
+        self,
+        texts: Mapping[str, str],
+        tokenizer: Tokenizer,
+        where: str = "chat_template",
+        stop: tuple[str, ...] = (),
     ) -> None:
-        self.source = source
+        self.stop = stop
         self._protect = tokenizer.protect
         self._names = dict(tokenizer.names)
         self._sandbox = _new_sandbox()
@@ -188,27 +213,27 @@ def load_template(
 
     Args:
         tokenizer: the model's, if it is loaded already.
-        override: a template that is used instead: the path of a file, or Jinja text.
+        override: a template that is used instead: the name of a built-in one, the path of a file, or Jinja text.
 
     Returns:
-        None if the files have none and the vocabulary has not the control tokens of a format that is built in.
+        None if the files have none.
 
     Raises:
         TokenizerError: a template that cannot be read or compiled; names file and line.
         ConfigError: `override` names no file.
     """
     tokenizer = tokenizer or load_tokenizer(files)
+    known = KNOWN.get(files.name)
+    if override is None and known is not None and known.file == files.path.name:
+        override = known.chat_template
+    if override in BUILT_IN:
+        built_in = BUILT_IN[override]
+        return ChatTemplate({"default": built_in.text}, tokenizer, f"built-in template {override}", built_in.stop)
     if override is not None:
         text, where = _overriding(override)
-        return ChatTemplate({"default": text}, tokenizer, "override", where)
+        return ChatTemplate({"default": text}, tokenizer, where)
     texts = _from_gguf(files.path) if files.kind == "gguf" else _from_folder(files.folder)
-    if texts:
-        return ChatTemplate(texts, tokenizer, "model", f"{files.path}: chat_template")
-    control = {tokenizer.raw.id_to_token(i) for i in tokenizer.special_ids}
-    for name, (needed, text) in _BUILT_IN.items():
-        if control.issuperset(needed):
-            return ChatTemplate({"default": text}, tokenizer, name, f"built-in template {name}")
-    return None
+    return ChatTemplate(texts, tokenizer, f"{files.path}: chat_template") if texts else None
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -219,7 +244,7 @@ def _overriding(override: str) -> tuple[str, str]:
         return override, "--chat-template"
     path = Path(override).expanduser()
     if not path.is_file():
-        raise ConfigError(f"there is no file {override}", "--chat-template")
+        raise ConfigError(f"there is no file {override}; built in are {', '.join(BUILT_IN)}", "--chat-template")
     return _read(path), override
 
 

@@ -43,7 +43,7 @@ async def create_chat_completion(request: Request) -> Response:
     wanted = await read_json(request, _decoder, state.options.max_body_bytes)
     state.check_model(wanted.model)
     wanted.check()
-    params = _params(state, wanted)
+    params = state.inputs.chat_params(_params(state, wanted))
     messages = plain_messages(wanted.messages)
     encoded: list[list[int]] = []
 
