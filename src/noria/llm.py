@@ -104,6 +104,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="noria-llm", daemon=True)
         self._thread.start()
+        self._inputs: InputProcessor | None = None
         self._client = EngineClient(_in_process(options), Pieces(self.tokenizer), ends, _UNBOUNDED)
         self._closer = weakref.finalize(self, _close, self._loop, self._thread, self._client)
         try:
@@ -124,6 +125,15 @@ class LLM:
     def close(self) -> None:
         """Stops the engine and frees the model. May be called again."""
         self._closer()
+        if self._inputs is not None:
+            self._inputs.close(wait=True)
+
+    @property
+    def _open(self) -> InputProcessor:
+        """What makes prompts of inputs, while this is open."""
+        if self._inputs is None or not self._closer.alive:
+            raise EngineError("this LLM was closed")
+        return self._inputs
 
     @property
     def default_params(self) -> SamplingParams:
@@ -156,7 +166,7 @@ class LLM:
         each = _params(params or self.default_params, len(several))
         default = DEFAULT_COMPLETION_TOKENS if params is None else None
         texts = [prompt if isinstance(prompt, str) else None for prompt in several]
-        return self._answer(texts, [self._inputs.prompt(prompt) for prompt in several], each, default, progress)
+        return self._answer(texts, [self._open.prompt(prompt) for prompt in several], each, default, progress)
 
     def chat(
         self,
@@ -175,8 +185,8 @@ class LLM:
             raise InvalidRequestError("messages: at least one is needed", "messages")
         one = isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if one else list(messages)
-        each = [self._inputs.chat_params(one) for one in _params(params or self.default_params, len(conversations))]
-        work = [self._inputs.chat(conversation) for conversation in conversations]
+        each = [self._open.chat_params(one) for one in _params(params or self.default_params, len(conversations))]
+        work = [self._open.chat(conversation) for conversation in conversations]
         return self._answer([None] * len(work), work, each, None, progress)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Increment]:
@@ -185,16 +195,16 @@ class LLM:
         Leaving the iterator early aborts the request.
         """
         chat = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
-        encode = self._inputs.chat(prompt) if chat else self._inputs.prompt(prompt)  # type: ignore[arg-type]
+        encode = self._open.chat(prompt) if chat else self._open.prompt(prompt)  # type: ignore[arg-type]
         news: queue.SimpleQueue[list[Increment] | None] = queue.SimpleQueue()
         wanted = params or self.default_params
         if chat:
-            wanted = self._inputs.chat_params(wanted)
+            wanted = self._open.chat_params(wanted)
 
         async def pump() -> None:
             try:
                 ids = await encode
-                with self._client.submit([ids], [self._inputs.resolve(wanted, len(ids))]) as stream:
+                with self._client.submit([ids], [self._open.resolve(wanted, len(ids))]) as stream:
                     async for increments in stream:
                         news.put(increments)
             finally:
@@ -235,7 +245,7 @@ class LLM:
     ) -> list[RequestOutput]:
         encoded = await asyncio.gather(*encoding)
         resolved = [
-            self._inputs.resolve(one, len(ids), "prompt", default) for one, ids in zip(params, encoded, strict=True)
+            self._open.resolve(one, len(ids), "prompt", default) for one, ids in zip(params, encoded, strict=True)
         ]
         streams = [self._client.submit([ids], [one]) for ids, one in zip(encoded, resolved, strict=True)]
 

@@ -73,9 +73,9 @@ class InputProcessor:
         self.vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-encode")
 
-    def close(self) -> None:
-        """Stops the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def close(self, wait: bool = False) -> None:
+        """Stops the threads; `wait`: returns when they have ended."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     async def prompt(self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a completion's prompt: text, or ids, which are checked."""

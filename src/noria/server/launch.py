@@ -186,6 +186,7 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
         ws="none",
         http="httptools",
         server_header=False,
+        proxy_headers=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, math.ceil(state.options.drain_timeout)),

@@ -1,0 +1,218 @@
+"""The client of an engine, against a transport whose messages the test writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import EOS, ByteTokenizer, ReciterCore, logprobs_of
+
+from noria.errors import EngineError, QueueFullError, UnavailableError
+from noria.frontend.client import EngineClient
+from noria.frontend.detokenizer import Pieces
+from noria.frontend.stream import RequestStream
+from noria.messages import Abort, EngineInfo, Finished, LogProbs, StepOutputs, Submit
+from noria.params import SamplingParams
+
+
+class Scripted:
+    """A transport that keeps what is sent and yields what the test says."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.news: asyncio.Queue[StepOutputs | Exception] = asyncio.Queue()
+
+    async def start(self) -> EngineInfo:
+        return ReciterCore().info
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> StepOutputs:
+        message = await self.news.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    async def close(self) -> None:
+        pass
+
+    @property
+    def aborted(self) -> list[int]:
+        return [one for message in self.sent if isinstance(message, Abort) for one in message.request_ids]
+
+    async def say(
+        self,
+        tokens: dict[int, Sequence[int]],
+        *finished: Finished,
+        logprobs: dict[int, LogProbs] | None = None,
+        prompt_logprobs: dict[int, LogProbs] | None = None,
+    ) -> None:
+        """A step's outputs; returns when the client has taken them."""
+        self.news.put_nowait(
+            StepOutputs(
+                step=1,
+                request_ids=np.asarray(list(tokens), "<i8").tobytes(),
+                counts=np.asarray([len(own) for own in tokens.values()], "<i4").tobytes(),
+                tokens=np.asarray([token for own in tokens.values() for token in own], "<i4").tobytes(),
+                finished=finished,
+                logprobs=logprobs or {},
+                prompt_logprobs=prompt_logprobs or {},
+            )
+        )
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+def run(test: Callable[[EngineClient, Scripted], Awaitable[None]], limit: int = 100) -> None:
+    async def main() -> None:
+        transport = Scripted()
+        client = EngineClient(transport, Pieces(ByteTokenizer()), (EOS,), limit)
+        await client.start()
+        await test(client, transport)
+        await client.close()
+        assert client.unfinished == 0
+        assert not client.requests
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def begin(client: EngineClient, **params: Any) -> tuple[RequestStream, int]:
+    stream = client.submit([[1, 2, 3]], [SamplingParams(max_tokens=50, **params)])
+    return stream, max(client.requests)
+
+
+def test_tokens_behind_a_stop_string_in_one_step_are_dropped() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        stream, request = begin(client, stop=("cd",), logprobs=0)
+        tokens = list(b"abcdef")
+        await transport.say({request: tokens}, logprobs={request: logprobs_of(tokens, 0)})
+        (answer,) = await stream.result()
+        assert (answer.text, answer.token_ids) == ("ab", list(b"abcd"))
+        assert answer.logprobs is not None
+        assert answer.logprobs.tokens == list(b"abcd")
+        assert answer.finish is not None
+        assert (answer.finish.reason, answer.finish.stop_reason) == ("stop", "cd")
+        assert transport.aborted == [request]
+        await transport.say({request: [65]})  # already under way: ignored
+
+    run(test)
+
+
+def test_what_was_received_is_kept_with_the_prompt() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        stream, request = begin(client, stop=("never",))
+        await transport.say({request: list(b"wat")})
+        await transport.say({request: list(b"er n")})
+        live = client.requests[request]
+        assert bytes(live.received) == b"water n"
+        assert np.frombuffer(live.submit.prompt_ids, "<i4").tolist() == [1, 2, 3]
+        assert live.submit.params.seed is not None
+        news = await anext(stream.__aiter__())
+        assert [increment.text for increment in news] == ["water "]  # the n is withheld
+        stream.close()
+        assert transport.aborted == [request]
+
+    run(test)
+
+
+def test_a_slow_reader_gets_merged_increments() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        stream, request = begin(client, logprobs=1)
+        for token in b"abc":
+            await transport.say({request: [token]}, logprobs={request: logprobs_of([token], 1)})
+        await transport.say({request: [EOS]}, Finished(request, "stop", EOS, cached_tokens=2))
+        read = [increment async for news in stream for increment in news]
+        assert len(read) == 1
+        assert (read[0].text, read[0].token_ids) == ("abc", [*b"abc", EOS])
+        assert read[0].logprobs is not None
+        assert read[0].logprobs.top_ids == [[97], [98], [99]]
+        assert read[0].finish is not None
+        assert stream.cached_tokens == 2
+
+    run(test)
+
+
+def test_prompt_logprobs_of_several_steps_come_whole() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        stream, request = begin(client, prompt_logprobs=1)
+        await transport.say({}, prompt_logprobs={request: logprobs_of([2], 1)})
+        await transport.say({request: [97]}, prompt_logprobs={request: logprobs_of([3], 1)})
+        (first,) = await anext(stream.__aiter__())
+        assert first.prompt_logprobs is not None
+        assert first.prompt_logprobs.tokens == [2, 3]
+        await transport.say({request: [98]}, Finished(request, "length"))
+        assert (await stream.result())[0].prompt_logprobs is None
+
+    run(test)
+
+
+def test_what_breaks_one_request_hurts_no_other() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        broken, first = begin(client)
+        fine, second = begin(client)
+        client.requests[first].detokenizer = None  # type: ignore[assignment]
+        await transport.say({first: [97], second: [98]})
+        await transport.say({second: [99]}, Finished(second, "length"))
+        (answer,) = await broken.result()
+        assert answer.finish is not None
+        assert answer.finish.reason == "error"
+        assert transport.aborted == [first]
+        assert (await fine.result())[0].text == "bc"
+
+    run(test)
+
+
+def test_the_bound_holds_and_seats_return() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        seats = client.reserve(3)
+        with pytest.raises(QueueFullError) as raised:
+            client.reserve(2)
+        assert raised.value.retry_after
+        stream = client.submit([[1], [2]], [SamplingParams(max_tokens=5)] * 2, seats=seats)
+        assert client.unfinished == 3
+        seats.release()
+        assert client.unfinished == 2
+        first, second = sorted(client.requests)
+        await transport.say({first: [97]}, Finished(first, "length"))
+        assert client.unfinished == 1
+        client.reserve(3).release()
+        stream.close()
+        assert client.unfinished == 0
+        assert transport.aborted == [second]
+
+    run(test, limit=4)
+
+
+def test_a_dead_engine_ends_every_request_once() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        streamed, first = begin(client)
+        whole, _ = begin(client)
+        await transport.say({first: [97]})
+        transport.news.put_nowait(EngineError("the engine process died (killed by SIGKILL)"))
+        iterator = streamed.__aiter__()
+        assert (await anext(iterator))[0].text == "a"
+        with pytest.raises(UnavailableError, match="SIGKILL"):
+            await anext(iterator)
+        with pytest.raises(UnavailableError):
+            await whole.result()
+        with pytest.raises(UnavailableError):
+            client.reserve(1)
+        assert client.unfinished == 0
+        assert client.error is not None
+        assert (await client.refresh_stats()).running == 0
+
+    run(test)
+
+
+def test_stop_ids_follow_ignore_eos() -> None:
+    async def test(client: EngineClient, transport: Scripted) -> None:
+        begin(client, stop_token_ids=(7,))
+        begin(client, stop_token_ids=(7,), ignore_eos=True)
+        sent = [message for message in transport.sent if isinstance(message, Submit)]
+        assert [submit.stop_ids for submit in sent] == [(EOS, 7), (7,)]
+
+    run(test)
