@@ -59,6 +59,11 @@ class Running:
             self._slots = np.fromiter((slot for _, slot in self._order), np.int32, len(self._order))
         return self._slots
 
+    def owners(self, slots: Int32) -> list[Request]:
+        """Who has these slots, all of them taken."""
+        requests = self.requests
+        return [requests[slot] for slot in slots.tolist()]
+
     def newest(self) -> Iterator[Request]:
         """Against the order of the policy."""
         for _, slot in reversed(self._order):

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
 from noria.config import CacheOptions, SchedulerOptions
+from noria.engine.flight import Flight
 from noria.engine.outputs import Outputs
 from noria.engine.request import RefusedRequest, Request, make_request
-from noria.engine.scheduler import Flight, Scheduler
+from noria.engine.scheduler import Scheduler
 from noria.errors import EngineError
 from noria.executor.base import Executor
 from noria.messages import (

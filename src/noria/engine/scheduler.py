@@ -8,13 +8,14 @@ Plain data in, plain data out: no clock, no executor, no messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from noria.cache.manager import BlockTable, CacheManager, Match
 from noria.config import SchedulerOptions
 from noria.engine.columns import Running
+from noria.engine.flight import Draft, Flight, launch
 from noria.engine.outputs import Outputs
 from noria.engine.policy import KEYS, make_admission
 from noria.engine.queue import WaitingQueue
@@ -22,38 +23,9 @@ from noria.engine.request import Request, State
 from noria.engine.stats import Counters
 from noria.errors import EngineError
 from noria.messages import FinishReason
-from noria.plan import Admission, Int32, StepPlan, StepResult
+from noria.plan import Admission, StepResult
 
 _MOST_LOOKS = 64  # prefix lookups of one step that end without an admission, so that planning stays short
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan under way, and whom its results concern.
-
-    Attributes:
-        sampled: in plan order. They may have been finished or preempted since.
-        progress: rows whose computed tokens matter to others or to their end, and how many are computed by then.
-        scored: slot → request, of rows with prompt log-probabilities.
-    """
-
-    plan: StepPlan
-    sampled: list[Request]
-    progress: list[tuple[Request, int]]
-    scored: dict[int, Request]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    slots: Int32
-    counts: Int32
-    appended: dict[int, list[int]] = field(default_factory=dict)
-    preempted: bool = False
-    admitted: list[Admission] = field(default_factory=list)
-    admitted_counts: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -168,11 +140,15 @@ class Scheduler:
             self._admit(draft, now, outputs)
         if not len(draft.slots) and not draft.admitted:
             return None
-        return self._launch(draft)
+        self.step += 1
+        flight = launch(draft, self.step, self.running, self.manager.block_size, self._released, self._scoring)
+        self._released = []
+        self.counters.prompt_tokens += flight.prompt_tokens
+        return flight
 
-    def _continue(self) -> _Draft:
+    def _continue(self) -> Draft:
         """Rows of running requests, with room for every token. Preempts until there is."""
-        running, draft = self.running, _Draft(*self.running.divide(self.budget))
+        running, draft = self.running, Draft(*self.running.divide(self.budget))
         while True:
             ends = running.computed[draft.slots] + draft.counts
             short = np.flatnonzero(ends > running.capacity[draft.slots])
@@ -184,7 +160,7 @@ class Scheduler:
             draft.preempted = True
             draft.slots, draft.counts = running.divide(self.budget)
 
-    def _extend(self, slot: int, size: int, draft: _Draft) -> bool:
+    def _extend(self, slot: int, size: int, draft: Draft) -> bool:
         request = self.running.requests[slot]
         assert request is not None
         assert request.table is not None
@@ -205,7 +181,7 @@ class Scheduler:
         often, all that it can ever have."""
         return request.goal if request.preemptions >= self._max_preemptions else len(request.tokens)
 
-    def _admit(self, draft: _Draft, now: float, outputs: Outputs) -> None:
+    def _admit(self, draft: Draft, now: float, outputs: Outputs) -> None:
         """Admits waiting requests in order, each with all blocks of its prompt, until something runs short."""
         quota = self._admission.quota(len(self.running), len(self.waiting), self.waiting.oldest, now)
         budget = self.budget - int(draft.counts.sum())
@@ -254,7 +230,7 @@ class Scheduler:
             return None
         return _Prefix(match, found)
 
-    def _table(self, request: Request, prefix: _Prefix, draft: _Draft) -> BlockTable | None:
+    def _table(self, request: Request, prefix: _Prefix, draft: Draft) -> BlockTable | None:
         size = self._size(request)
         # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
         reserve = max(1, self.manager.counts().total // 100) if len(self.running) else 0
@@ -266,7 +242,7 @@ class Scheduler:
         draft.copies.extend(fork.copies)
         return fork.table
 
-    def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: _Draft) -> int:
+    def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: Draft) -> int:
         """Gives the first in line a slot and its first tokens; returns how many."""
         self.waiting.pop()
         capacity = len(table.blocks) * self.manager.block_size
@@ -299,54 +275,6 @@ class Scheduler:
             self.counters.prefix_queries += request.prompt_length
             self.counters.prefix_hits += request.cached_tokens
         outputs.add_started(request)
-
-    def _launch(self, draft: _Draft) -> Flight:
-        """Makes the plan and counts its tokens as computed, its samples as known."""
-        running, size = self.running, self.manager.block_size
-        slots, counts = draft.slots, draft.counts
-        if draft.admitted:
-            slots = np.concatenate((slots, np.array([one.slot for one in draft.admitted], np.int32)))
-            counts = np.concatenate((counts, np.array(draft.admitted_counts, np.int32)))
-        starts, known = running.computed[slots], running.known[slots]
-        ends = starts + counts
-        sample = (ends == known) & (known < running.limit[slots])
-        running.computed[slots] = ends
-        running.known[slots] = known + sample
-        self.step += 1
-        prompt = np.minimum(ends, running.prompt[slots]) - starts
-        self.counters.prompt_tokens += int(prompt[prompt > 0].sum())
-        notable = np.flatnonzero((ends // size > starts // size) | (prompt > 0))
-        scored = self._scored_rows(slots, starts)
-        plan = StepPlan(
-            step=self.step,
-            slots=slots,
-            starts=starts,
-            counts=counts,
-            sample=sample,
-            admitted=tuple(draft.admitted),
-            append_slots=np.array([slot for slot, new in draft.appended.items() for _ in new], np.int32),
-            append_blocks=np.array([block for new in draft.appended.values() for block in new], np.int32),
-            copies=np.array(draft.copies, np.int32).reshape(-1, 2),
-            released=np.array(self._released, np.int32),
-            prompt_logprobs=tuple(scored),
-        )
-        self._released.clear()
-        return Flight(
-            plan,
-            self._owners(slots[sample]),
-            list(zip(self._owners(slots[notable]), ends[notable].tolist(), strict=True)),
-            dict(zip(slots[scored].tolist(), self._owners(slots[scored]), strict=True)),
-        )
-
-    def _owners(self, slots: Int32) -> list[Request]:
-        owners = self.running.requests
-        return [owners[slot] for slot in slots.tolist()]  # never None: only owned slots are planned
-
-    def _scored_rows(self, slots: Int32, starts: Int32) -> list[int]:
-        if not self._scoring:
-            return []
-        last = self.running.prompt[slots] - 1  # the last prompt token predicts output
-        return [row for row in np.flatnonzero(starts < last).tolist() if int(slots[row]) in self._scoring]
 
     # ------------------------------------------------------------------------------------------ results
 
