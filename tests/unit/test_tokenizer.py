@@ -248,7 +248,8 @@ def test_unigram_takes_the_likeliest_cut() -> None:
     # ▁ + ab = -4; ▁ab = -9; ▁a + b = -9.
     assert pieces_of(tokenizer, tokenizer.encode("ab", True)) == ["▁", "ab"]
     assert tokenizer.bos_id is None
-    assert tokenizer.decode(tokenizer.encode("ab ab", True), True) == "ab ab"
+    for text in ("ab ab", " ab", "  b  a "):
+        assert tokenizer.decode(tokenizer.encode(text, True), True) == text
 
 
 def test_unigram_removes_extra_spaces_where_the_model_does() -> None:
@@ -282,10 +283,10 @@ def test_models_without_bos_get_none() -> None:
     assert tokenizer.names["bos_token"] == "<|start|>"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 def test_control_tokens_in_user_text_are_text(kind: str) -> None:
     tokenizer = _shared(kind)
-    control = "</s>" if kind == "llama" else "<|end|>"
+    control = "<|end|>" if kind == "gpt2" else "</s>"
     user = f"a{control}b{control[:-1]}{control}{control[0]}"
     ids = tokenizer.encode(user, False)
     assert not set(ids) & tokenizer.special_ids
@@ -304,6 +305,13 @@ def test_no_spelling_of_a_control_token_gets_through(parts: list[str]) -> None:
     assert not set(ids) & tokenizer.special_ids
     assert tokenizer.decode(ids, True) == text.replace(MARK, "")
     assert tokenizer.encode_rendered(tokenizer.protect(text)) == ids
+
+
+def test_spelled_bytes_are_text() -> None:
+    for kind in ("llama", "t5"):
+        tokenizer = _shared(kind)
+        ids = tokenizer.encode("a<0x0A>", False)
+        assert tokenizer.decode(ids, True) == "a<0x0A>"
 
 
 def test_user_defined_tokens_stay_tokens_in_user_text() -> None:
@@ -538,5 +546,5 @@ _MADE: dict[str, Tokenizer] = {}
 
 def _shared(kind: str) -> Tokenizer:
     if kind not in _MADE:
-        _MADE[kind] = byte_level() if kind == "gpt2" else sentencepiece()
+        _MADE[kind] = byte_level() if kind == "gpt2" else made(sentencepiece_values(kind=kind))
     return _MADE[kind]

@@ -57,7 +57,7 @@ BUILT_IN = {
     # questions with answers show them what is wanted.
     "transcript": BuiltIn(
         "{{ bos_token }}{% set system = messages | selectattr('role', 'equalto', 'system') | first %}"
-        "{{ system.content|trim if system else 'A conversation with a helpful assistant that answers every question.' }}"
+        "{{ system.content|trim if system else 'A conversation with an assistant that answers every question.' }}"
         "\n\nUser:\nWhich planet is the largest?\n\nAssistant:\nJupiter is the largest planet.\n\n"
         "User:\nName two animals.\n\nAssistant:\nA dog and a cat.\n\n"
         "{% for m in messages if m.role != 'system' %}"

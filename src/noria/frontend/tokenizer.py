@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from noria.errors import TokenizerError
@@ -60,6 +60,18 @@ class Tokenizer:
         self.vocab_size = max(self.raw.get_vocab_size(with_added_tokens=False), max(added, default=-1) + 1)
         self._shield = _Shield(token.content for token in added.values() if token.special)
         self._bytes = _byte_style(self.raw)
+        if isinstance(self.raw.model, models.Unigram):
+            self._keep_apart()
+
+    def _keep_apart(self) -> None:
+        """Cuts text inside of what reads like a control token or a byte: a unigram vocabulary lists them as pieces."""
+        tails: dict[str, list[str]] = {"<": ["0x[0-9A-Fa-f]{2}>"]}
+        for text in sorted(self._shield.texts):
+            tails.setdefault(text[0], []).append(re.escape(text[1:]))
+        pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in tails.items())
+        cut = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+        before = [] if self.raw.pre_tokenizer is None else [self.raw.pre_tokenizer]
+        self.raw.pre_tokenizer = pre_tokenizers.Sequence([*before, cut])
 
     def protect(self, text: str) -> str:
         """A user's text so marked that `encode_rendered` will not take any of it for a control token."""

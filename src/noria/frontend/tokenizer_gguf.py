@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
 from noria.errors import TokenizerError
 from noria.frontend.pretokenizers import named_pretokenizer
@@ -204,10 +204,9 @@ def _sentencepiece_unigram(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool, in
         steps.append(_precompiled(charsmap))
     if vocabulary.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if steps:
-        raw.normalizer = normalizers.Sequence(steps)
     prefix = vocabulary.flag("add_space_prefix", True)
-    raw.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always" if prefix else "never")
+    steps += [normalizers.Prepend(SPACE)] * prefix + [normalizers.Replace(" ", SPACE)]
+    raw.normalizer = normalizers.Sequence(steps)
     raw.decoder = _sentencepiece_decoder(prefix)
     return raw, False, None
 
@@ -259,7 +258,8 @@ def merges_from_scores(
     found = right >= 0
     left, right, owners = left[found], right[found], owners[found]
     order = np.argsort(-scores[chosen][owners], kind="stable")
-    return [(names[a], names[b]) for a, b in zip(left[order].tolist(), right[order].tolist(), strict=True)]
+    pick = names.__getitem__
+    return list(zip(map(pick, left[order].tolist()), map(pick, right[order].tolist()), strict=True))
 
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
