@@ -65,21 +65,21 @@ static std::vector<const Kernels*> usable() {
 #ifdef NORIA_HAS_baseline
   if (__builtin_cpu_supports("sse4.2")) found.push_back(&baseline::table);
 #endif
+  [[maybe_unused]] const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  [[maybe_unused]] const bool has_avx512 =
+      has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 #ifdef NORIA_HAS_avx2
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2) found.push_back(&avx2::table);
+  if (has_avx2) found.push_back(&avx2::table);
 #endif
 #ifdef NORIA_HAS_avx512
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vnni");
-  if (avx512) found.push_back(&avx512::table);
+  if (has_avx512) found.push_back(&avx512::table);
 #endif
 #ifdef NORIA_HAS_avx512_bf16
   // Intel's processors split vdpbf16ps into slow parts (their bf16 unit is AMX): widening to float32 is 1.4 times as fast
   // there, so their best level is the one without.
-  if (avx512 && __builtin_cpu_supports("avx512bf16"))
-    found.insert(__builtin_cpu_is("intel") ? found.end() - 1 : found.end(), &avx512_bf16::table);
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16"))
+    found.insert(__builtin_cpu_is("intel") && !found.empty() ? found.end() - 1 : found.end(), &avx512_bf16::table);
 #endif
 #else
 #ifdef NORIA_HAS_baseline
