@@ -25,7 +25,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Sampling parameters of one request. Construction validates; an instance is always valid.
 
     Attributes:
-        temperature: 0 is greedy; at most 2... values in [0, 100] are accepted, as the field's servers do.
+        temperature: 0 is greedy; in [0, 100].
         top_p: nucleus mass in (0, 1].
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         min_p: drop tokens below this share of the most likely one's probability, in [0, 1].
@@ -82,7 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if getattr(self, name) is not None:
                 _integer(self, name, low, high)
         if self.max_tokens == 0 and self.prompt_logprobs is None:
-            raise InvalidRequestError("max_tokens must be at least 1 (0 is only allowed with echo and logprobs)", "max_tokens")
+            raise InvalidRequestError("max_tokens must be at least 1 (0 needs echo and logprobs)", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
@@ -113,9 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
 
-def _number(
-    params: SamplingParams, name: str, low: float, high: float, exclusive_low: bool = False
-) -> None:
+def _number(params: SamplingParams, name: str, low: float, high: float, exclusive_low: bool = False) -> None:
     value: Any = getattr(params, name)
     good = isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
     if not good or (exclusive_low and value <= low):

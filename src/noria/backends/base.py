@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from noria.params import SamplingParams
@@ -363,8 +362,8 @@ class SlotSampling:
 class Sampler(Protocol):
     """Turns logits into tokens, with a state per slot (parameters, penalties), so that a step needs no Python per row.
 
-    The random number of a token depends on (seed, choice, output position) only: Philox4x32-10 (Salmon et al., SC 2011),
-    key = seed, counter = (output position, choice, 0, 0), u = (first word >> 8) * 2**-24 in [0, 1).
+    The random number of a token depends on (seed, choice, output position) only: Philox4x32-10 (Salmon et al.,
+    SC 2011), key = seed, counter = (output position, choice, 0, 0), u = (first word >> 8) * 2**-24 in [0, 1).
     A token is drawn by walking the kept probabilities in ascending token id until their sum exceeds u * total.
     Order of operations: logit bias, repetition, frequency and presence penalties, end tokens before min_tokens,
     temperature, top-k, top-p, min-p (ties at a threshold are kept). Greedy takes the lowest id of the largest logit.
