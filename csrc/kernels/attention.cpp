@@ -20,10 +20,10 @@ alignas(64) static const float kIndex[kTile] = {
     22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
     44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
-// exp of one number by the steps of the vector function.
-static float exp_one(float x) {
+// 2^x of one number <= 0 by the steps of the vector function.
+static float power_of_two_one(float x) {
   float lanes[kLanes];
-  store(lanes, exp(set1(x)));
+  store(lanes, power_of_two(set1(x)));
   return lanes[0];
 }
 
@@ -152,54 +152,63 @@ static void fetch_runs(const Tile& tile, int first, int64_t run_bytes, bool keys
     }
 }
 
-// Raw products of one row → weights of its values; maximum, sum and decay of the online softmax.
-// A tile that the row does not see at all leaves its state as it is.
-static void weigh(const AttentionJob& job, const Tile& tile, int row, float row_scale, const float* scales, float* scores,
-                  float* decay) {
+// Raw products of a row's tile → scores in powers of two, in place; returns the largest. kSome: only positions low … high - 1
+// of the tile are seen. kScales: int8.
+template <bool kScales, bool kSome>
+static Vf scale_scores(const AttentionJob& job, float row_scale, const float* scales, int low, int high, float* scores) {
+  const Vf hidden = set1(-__builtin_inff());
+  const Vf from = set1(static_cast<float>(low)), to = set1(static_cast<float>(high));
+  const Vf scale = set1(row_scale * (job.softcap ? job.scale / job.softcap : job.scale * kLog2E));
+  const Vf softcap = set1(job.softcap * kLog2E);
+  Vf most = hidden;
+#pragma GCC unroll 4
+  for (int i = 0; i < kTile; i += kLanes) {
+    Vf x = load(scores + i);
+    if (kScales) x = mul(x, load(scales + i));
+    x = mul(x, scale);
+    if (job.softcap) x = mul(tanh(x), softcap);
+    if (kSome) {
+      const Vf index = load(kIndex + i);
+      x = select_less(index, from, hidden, select_less(index, to, x, hidden));
+    }
+    store(scores + i, x);
+    most = max(most, x);
+  }
+  return most;
+}
+
+// Raw products of one row → weights of its values; maximum, sum and decay of the online softmax. Returns the largest
+// weight of an int8 tile. A tile that the row does not see at all leaves its state as it is.
+template <bool kScales>
+static float weigh(const AttentionJob& job, const Tile& tile, int row, float row_scale, const float* scales, float* scores,
+                   float* decay) {
   const int position = job.first_position + row / job.rows_per_token - tile.first;  // relative to the tile
   const int low = job.window && position - job.window + 1 > 0 ? position - job.window + 1 : 0;
   const int high = position + 1 < tile.tokens ? position + 1 : tile.tokens;
   if (low >= high) {
     for (int i = 0; i < kTile; i += kLanes) store(scores + i, zero());
     *decay = 1;
-    return;
+    return 0;
   }
-  const bool int8 = job.cache.type == CacheType::int8;
-  const Vf from = set1(static_cast<float>(low)), to = set1(static_cast<float>(high));
-  const Vf hidden = set1(-__builtin_inff());
-  const Vf scale = set1(row_scale * (job.softcap ? job.scale / job.softcap : job.scale)), softcap = set1(job.softcap);
-  Vf most = hidden;
-#pragma GCC unroll 4
-  for (int i = 0; i < kTile; i += kLanes) {
-    if (i >= high) break;
-    Vf x = load(scores + i);
-    if (int8) x = mul(x, load(scales + i));
-    x = mul(x, scale);
-    if (job.softcap) x = mul(tanh(x), softcap);
-    const Vf index = load(kIndex + i);
-    x = select_less(index, from, hidden, select_less(index, to, x, hidden));
-    store(scores + i, x);
-    most = max(most, x);
-  }
+  const Vf most = low > 0 || high < kTile ? scale_scores<kScales, true>(job, row_scale, scales, low, high, scores)
+                                          : scale_scores<kScales, false>(job, row_scale, scales, low, high, scores);
   const float before = job.maximum[row];
   const float tile_most = reduce_max(most);
   const float now = tile_most > before ? tile_most : before;
   const Vf level = set1(now);
-  Vf total = zero();
+  Vf total = zero(), largest = zero();
 #pragma GCC unroll 4
   for (int i = 0; i < kTile; i += kLanes) {
-    if (i >= high) {
-      store(scores + i, zero());
-      continue;
-    }
-    Vf p = exp(sub(load(scores + i), level));
+    Vf p = power_of_two(sub(load(scores + i), level));
     total = add(total, p);
-    if (int8) p = mul(p, load(scales + kTile + i));
+    if (kScales) p = mul(p, load(scales + kTile + i));
+    if (kScales) largest = max(p, largest);
     store(scores + i, p);
   }
-  *decay = now == before ? 1.0f : exp_one(before - now);
+  *decay = now == before ? 1.0f : power_of_two_one(before - now);
   job.sum[row] = job.sum[row] * *decay + reduce_add(total);
   job.maximum[row] = now;
+  return kScales ? reduce_max(largest) : 0;
 }
 
 // Calls visit(first row, rows, first vector, vectors) for strips of at most `most_rows` rows and `most_vectors` vectors.
@@ -214,7 +223,8 @@ template <class F> static inline void strips(int rows, int vectors, int most_row
   }
 }
 
-template <class T> static void attend_tile(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
+// kScales: the cache is int8, whatever T the tile has been turned into.
+template <class T, bool kScales> static void attend_tile(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
   static constexpr TileKernels<T, false> plain;
   static constexpr TileKernels<T, true> ahead;
   const int dim = job.cache.head_dim;
@@ -223,7 +233,8 @@ template <class T> static void attend_tile(const AttentionJob& job, const Tile& 
     kernels[rows - 1][count - 1](job.q + r * dim, dim, tile.keys + v, next ? next->keys + v : nullptr,
                                  work.scores + r * kTile + v * kLanes);
   });
-  for (int r = 0; r < job.rows; ++r) weigh(job, tile, r, 1.0f, work.scales, work.scores + r * kTile, work.decay + r);
+  for (int r = 0; r < job.rows; ++r)
+    weigh<kScales>(job, tile, r, 1.0f, work.scales, work.scores + r * kTile, work.decay + r);
   strips(job.rows, (dim + kLanes - 1) / kLanes, kMaxRows, kMaxVectors, [&](int r, int rows, int v, int count) {
     const auto& kernels = next && r == 0 ? ahead.sums : plain.sums;
     kernels[rows - 1][count - 1](work.scores + r * kTile, work.decay + r, tile.values, next ? next->values : tile.values,
@@ -242,8 +253,9 @@ static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const
                                  work.scores + r * kTile + v * kLanes);
   });
   for (int r = 0; r < job.rows; ++r) {
-    weigh(job, tile, r, work.q.factor[r], work.scales, work.scores + r * kTile, work.decay + r);
-    split_weights(work.scores + r * kTile, r, work.weights);
+    float* scores = work.scores + r * kTile;
+    const float largest = weigh<true>(job, tile, r, work.q.factor[r], work.scales, scores, work.decay + r);
+    split_weights(scores, largest, r, work.weights);
   }
   strips(job.rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int rows, int v, int count) {
     const auto& kernels = next && r == 0 ? ahead.sums : plain.sums;
@@ -257,9 +269,9 @@ template <class T> static void compute_tile(const AttentionJob& job, Tile& tile,
 #ifdef NORIA_INTEGER_ATTENTION
   if constexpr (T::kPack == 4) return attend_tile_integer(job, tile, next, work);
 #endif
-  if (T::kPack == 1 || job.rows < kWidenRows) return attend_tile<T>(job, tile, next, work);
+  if (T::kPack == 1 || job.rows < kWidenRows) return attend_tile<T, T::kPack == 4>(job, tile, next, work);
   widen<T>(tile, work.keys, work.values);
-  attend_tile<F32>(job, tile, nullptr, work);
+  attend_tile<F32, T::kPack == 4>(job, tile, nullptr, work);
 }
 
 template <class T> static void attend_segment(const AttentionJob& job) {
@@ -304,7 +316,7 @@ static void attend(const AttentionJob& job) {
 static void fold(float* maximum, float* sum, float* accumulated, const float* next_maximum, const float* next_sum,
                  const float* next_accumulated, int head_dim) {
   const float now = *maximum > *next_maximum ? *maximum : *next_maximum;
-  const float a = exp_one(*maximum - now), b = exp_one(*next_maximum - now);
+  const float a = power_of_two_one(*maximum - now), b = power_of_two_one(*next_maximum - now);
   *maximum = now;
   *sum = *sum * a + *next_sum * b;
   const Vf va = set1(a), vb = set1(b);

@@ -103,13 +103,11 @@ struct ByteWeights {
   float* factor;        // [rows]
 };
 
-// weights: [kAttentionTile], none negative.
-static void split_weights(const float* weights, int row, const ByteWeights& out) {
-  Vf most = zero();
-  for (int i = 0; i < kAttentionTile; i += kLanes) most = max(load(weights + i), most);
-  const float largest = reduce_max(most);
+// weights: [kAttentionTile], none negative; the largest of them.
+static inline void split_weights(const float* weights, float largest, int row, const ByteWeights& out) {
   const bool usable = largest > 1e-30f;
   const Vf inverse = set1(usable ? 65535.0f / largest : 0.0f);
+#pragma GCC unroll 4
   for (int i = 0; i < kAttentionTile; i += kLanes) {
     const Vi code = to_int(mul(load(weights + i), inverse));
     store_low8(out.high + row * kAttentionTile + i, shift_right<8>(code));
