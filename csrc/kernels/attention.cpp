@@ -193,8 +193,7 @@ static float weigh(const AttentionJob& job, const Tile& tile, int row, float row
   const Vf most = low > 0 || high < kTile ? scale_scores<kScales, true>(job, row_scale, scales, low, high, scores)
                                           : scale_scores<kScales, false>(job, row_scale, scales, low, high, scores);
   const float before = job.maximum[row];
-  const float tile_most = reduce_max(most);
-  const float now = tile_most > before ? tile_most : before;
+  const float now = exceeds(most, before) ? reduce_max(most) : before;  // it seldom does after the first tiles
   const Vf level = set1(now);
   Vf total = zero(), largest = zero();
 #pragma GCC unroll 4
@@ -206,7 +205,8 @@ static float weigh(const AttentionJob& job, const Tile& tile, int row, float row
     store(scores + i, p);
   }
   *decay = now == before ? 1.0f : power_of_two_one(before - now);
-  job.sum[row] = job.sum[row] * *decay + reduce_add(total);
+  float* sum = job.sum + row * kSumLanes;
+  store(sum, add(mul(load(sum), set1(*decay)), total));
   job.maximum[row] = now;
   return kScales ? reduce_max(largest) : 0;
 }
@@ -280,7 +280,7 @@ template <class T> static void attend_segment(const AttentionJob& job) {
   const int64_t stride = padded_dim(cache.head_dim);
   for (int r = 0; r < job.rows; ++r) {
     job.maximum[r] = -FLT_MAX;
-    job.sum[r] = 0;
+    store(job.sum + r * kSumLanes, zero());
     for (int64_t i = 0; i < stride; i += kLanes) store(job.accumulated + r * stride + i, zero());
 #ifdef NORIA_INTEGER_ATTENTION
     if (T::kPack == 4) split_query(job.q + r * cache.head_dim, cache.head_dim, r, work.q);
@@ -318,14 +318,14 @@ static void fold(float* maximum, float* sum, float* accumulated, const float* ne
   const float now = *maximum > *next_maximum ? *maximum : *next_maximum;
   const float a = power_of_two_one(*maximum - now), b = power_of_two_one(*next_maximum - now);
   *maximum = now;
-  *sum = *sum * a + *next_sum * b;
   const Vf va = set1(a), vb = set1(b);
+  store(sum, fma(vb, load(next_sum), mul(va, load(sum))));
   for (int64_t i = 0; i < padded_dim(head_dim); i += kLanes)
     store(accumulated + i, fma(vb, load(next_accumulated + i), mul(va, load(accumulated + i))));
 }
 
 static void finish(const float* accumulated, const float* sum, float* out, int head_dim) {
-  const Vf total = set1(*sum);
+  const Vf total = set1(reduce_add(load(sum)));
   for (int i = 0; i < head_dim; i += kLanes) {
     // Adding zero turns -0 into 0: whether an underflow left one may depend on tokens whose weight was zero.
     const Vf x = add(div(load(accumulated + i), total), zero());

@@ -17,6 +17,7 @@ namespace noria {
 inline constexpr int kAttentionTile = 64;      // key positions whose scores are taken together, from position 0 on
 inline constexpr int kAttentionSegment = 512;  // key positions of one online softmax; segments are folded in order
 inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kSumLanes = 16;           // at least a vector
 
 struct CacheUnits {  // the units of one layer and KV head
   CacheType type = CacheType::f32;
@@ -47,7 +48,7 @@ struct AttentionJob {
   float scale = 1, softcap = 0;
   // Results: the online softmax of the segment. out[r] = accumulated / sum once all segments are folded.
   float* maximum = nullptr;      // [rows]
-  float* sum = nullptr;          // [rows]
+  float* sum = nullptr;          // [rows][kSumLanes], to be added up at the end
   float* accumulated = nullptr;  // [rows][padded_dim]
   char* work = nullptr;          // attention_work_bytes(rows), 64-byte aligned
 };

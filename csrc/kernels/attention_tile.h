@@ -55,6 +55,17 @@ static inline Vf power_of_two(Vf x) {
 #endif
 }
 
+// Whether a lane exceeds the level.
+static inline bool exceeds(Vf v, float level) {
+#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+  return _mm512_cmp_ps_mask(v, set1(level), _CMP_GT_OQ) != 0;
+#elif defined(NORIA_ISA_avx2)
+  return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(level), _CMP_GT_OQ)) != 0;
+#else
+  return reduce_max(v) > level;
+#endif
+}
+
 // Elements of a word of keys or values as floats. kPack elements per word; part<j> is element j.
 struct F32 {
   static constexpr int kPack = 1;

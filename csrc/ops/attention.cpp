@@ -32,7 +32,7 @@ struct Step {
     return low / kAttentionTile * kAttentionTile;
   }
   int end(const AttentionTask& task) const { return position(task) + task.tokens; }
-  int64_t partial_floats(int64_t rows) const { return rows * padded + (2 * rows + 15) / 16 * 16; }
+  int64_t partial_floats(int64_t rows) const { return rows * (padded + kSumLanes) + (rows + 15) / 16 * 16; }
 };
 
 // State of the online softmax of some rows.
@@ -41,13 +41,13 @@ struct Softmax {
   float* sum;
   float* accumulated;
   Softmax(const Step& step, float* memory, int64_t rows)
-      : maximum(memory + rows * step.padded), sum(maximum + rows), accumulated(memory) {}
+      : maximum(memory + rows * (step.padded + kSumLanes)), sum(memory + rows * step.padded), accumulated(memory) {}
 };
 
 void fold(const Step& step, const Softmax& into, const Softmax& next, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r)
-    step.kernels.fold(into.maximum + r, into.sum + r, into.accumulated + r * step.padded, next.maximum + r, next.sum + r,
-                      next.accumulated + r * step.padded, static_cast<int>(step.dim));
+    step.kernels.fold(into.maximum + r, into.sum + r * kSumLanes, into.accumulated + r * step.padded, next.maximum + r,
+                      next.sum + r * kSumLanes, next.accumulated + r * step.padded, static_cast<int>(step.dim));
 }
 
 // Address of row r of a task in q or out.
@@ -59,7 +59,7 @@ int64_t row_offset(const Step& step, const AttentionTask& task, int64_t r) {
 void finish(const Step& step, const AttentionTask& task, const Softmax& state) {
   const int64_t rows = int64_t{task.tokens} * step.group;
   for (int64_t r = 0; r < rows; ++r)
-    step.kernels.finish(state.accumulated + r * step.padded, state.sum + r, step.args.out + row_offset(step, task, r),
+    step.kernels.finish(state.accumulated + r * step.padded, state.sum + r * kSumLanes, step.args.out + row_offset(step, task, r),
                         static_cast<int>(step.dim));
 }
 
