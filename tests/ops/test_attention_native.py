@@ -200,6 +200,20 @@ def test_stale_cache_contents_do_no_harm(isa: str, type: str, block_size: int) -
     assert np.isfinite(got).all()
 
 
+def test_outlier_dims_stay_within_the_rounding_of_queries(isa: str) -> None:
+    """Over int8 keys some levels round a query to 65,278 steps of its largest dim: a score moves by at most half a step
+    times the sum of |key|, and no weight by more than twice that."""
+    setup = Setup("int8", 4, 2, 64, 16, (150,))
+    for q in setup.q:
+        q[:, ::64] *= 30
+    got = setup.attend([(0, 0, 150)])[0]
+    want, largest = setup.reference(0, 150)
+    keys, _ = setup.cache.read(1, setup.kv_positions(0, 150))
+    step = max(np.abs(q).max() for q in setup.q) / 65278
+    moved = 64**-0.5 * step / 2 * np.abs(keys).sum(-1).max()
+    assert np.abs(got - want).max() <= (2 * moved + BOUND) * largest
+
+
 def test_large_scores_stay_finite(isa: str) -> None:
     setup = Setup("f32", 2, 1, 64, 16, (100,))
     setup.q = [q * 1e4 for q in setup.q]
