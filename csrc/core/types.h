@@ -44,8 +44,9 @@ struct PackedWeight {
   int64_t n = 0, k = 0;
   int group = 0;       // products per scale along k (int8, int4); the last group may be short
   int64_t groups = 0;  // ceil(k / group)
-  Buffer data, scales, minimums, sums;
-  size_t bytes() const { return data.bytes() + scales.bytes() + minimums.bytes() + sums.bytes(); }
+  bool half_scales = false;  // scales and minimums are float16, which holds them exactly; else float32
+  Buffer data, scales, minimums;
+  size_t bytes() const { return data.bytes() + scales.bytes() + minimums.bytes(); }
 };
 
 // How a product wants its left operand.

@@ -29,8 +29,9 @@ struct ProductTile {
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
   const int32_t* x_sums = nullptr;   // [rows][groups]
   const char* panel = nullptr;       // [steps][64] units
-  const float* scales = nullptr;     // [groups][64]
-  const float* minimums = nullptr;   // [groups][64], int4
+  const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
+  const char* minimums = nullptr;    // the same, int4 only
+  bool half_scales = false;
   int64_t steps = 0;
   int64_t group_steps = 0;           // steps of a group, int8 and int4
   int64_t groups = 0;

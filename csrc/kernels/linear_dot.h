@@ -11,6 +11,22 @@ static inline Vi high_nibbles(Vi v) { return and_int(shift_right<4>(v), set1_int
 static inline Vi low_halves(Vi v) { return shift_left<16>(v); }  // widens the bfloat16 of lower index
 static inline Vi high_halves(Vi v) { return and_int(v, set1_int(static_cast<int>(0xffff0000u))); }
 
+// The float16 at p, none of them subnormal, infinite or NaN.
+static inline Vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+  const Vi half = load_u16(p);
+  const Vf size = as_float(shift_left<13>(and_int(half, set1_int(0x7fff))));  // its exponent lacks 127 - 15
+  const Vi sign = shift_left<16>(and_int(half, set1_int(0x8000)));
+  return as_float(add_int(as_int(mul(size, as_float(set1_int((127 + 112) << 23)))), sign));
+#endif
+}
+
 // dot_int8(acc, w, x): acc += w · x of four bytes per lane, w = int8_weight(stored unit), x s8.
 // dot_int4(acc, w, x): the same for w of 0…15. Where NORIA_PAIR_SUMS says so, acc holds sums of pairs in 16 bits, good for
 // eight products (|pair| ≤ 2 * 15 * 127), which add_pairs(acc, pairs) then adds to 32-bit ones.

@@ -22,12 +22,24 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
   }
 }
 
+// Scales or minimums of a group's outputs from `column` on, as float32; `wide` is room for V vectors of them.
+template <int V>
+static inline const float* group_floats(const ProductTile& tile, const char* packed, int64_t index, float* wide) {
+  if (!tile.half_scales) return reinterpret_cast<const float*>(packed) + index;
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v)
+    store(wide + v * kLanes, load_half(reinterpret_cast<const uint16_t*>(packed) + index + v * kLanes));
+  return wide;
+}
+
 // The group's exact sums become floats here, and are added to those of the groups before.
 template <int R, int V, bool kMinimums>
 static inline __attribute__((always_inline)) void add_group(const ProductTile& tile, const Vi (&acc)[R][V], int column,
                                                             int64_t group) {
-  const float* scales = tile.scales + group * kPanel + column;
-  const float* minimums = kMinimums ? tile.minimums + group * kPanel + column : nullptr;
+  alignas(64) float wide[kMinimums ? 2 : 1][V * kLanes];
+  const int64_t index = group * kPanel + column;
+  const float* scales = group_floats<V>(tile, tile.scales, index, wide[0]);
+  const float* minimums = kMinimums ? group_floats<V>(tile, tile.minimums, index, wide[kMinimums]) : nullptr;
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const int64_t at = r * tile.groups + group;

@@ -56,8 +56,10 @@ ProductTile panel_tile(const PackedWeight& w, int64_t panel) {
   tile.groups = w.groups;
   if (w.groups) {
     tile.group_steps = ceil_div(w.group, step_width(w.scheme));
-    tile.scales = w.scales.as<float>() + panel * w.groups * kPanel;
-    if (w.minimums.bytes()) tile.minimums = w.minimums.as<float>() + panel * w.groups * kPanel;
+    const int64_t offset = panel * w.groups * kPanel * (w.half_scales ? 2 : 4);
+    tile.half_scales = w.half_scales;
+    tile.scales = w.scales.as<char>() + offset;
+    if (w.minimums.bytes()) tile.minimums = w.minimums.as<char>() + offset;
   }
   return tile;
 }

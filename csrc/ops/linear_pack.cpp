@@ -1,4 +1,5 @@
 // Packing: row-major weights into panels of 64 outputs, in steps of 4-byte units (kernels/linear.h).
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -54,14 +55,42 @@ uint32_t round_to_bf16(float value) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 
+// Whether a float16 holds the value exactly, as a normal number or zero (kernels widen these by shift and scale).
+bool fits_half(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t exponent = bits >> 23 & 0xff;
+  return (bits & 0x7fffffffu) == 0 || ((bits & 0x1fffu) == 0 && exponent >= 113 && exponent <= 142);
+}
+
+uint16_t exact_half(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+  return static_cast<uint16_t>(sign | (size ? (size - (112u << 23)) >> 13 : 0));
+}
+
 // [n][groups] → [panels][groups][64], zero where there is no output.
-Buffer pack_scales(const float* scales, int64_t n, int64_t groups) {
-  Buffer packed(static_cast<size_t>(ceil_div(n, kPanel) * groups * kPanel) * sizeof(float));
-  float* out = packed.as<float>();
+template <class T, class Convert> Buffer pack_scales(const float* scales, int64_t n, int64_t groups, Convert convert) {
+  Buffer packed(static_cast<size_t>(ceil_div(n, kPanel) * groups * kPanel) * sizeof(T));
+  T* out = packed.as<T>();
   for (int64_t row = 0; row < n; ++row)
     for (int64_t g = 0; g < groups; ++g)
-      out[(row / kPanel * groups + g) * kPanel + row % kPanel] = scales[row * groups + g];
+      out[(row / kPanel * groups + g) * kPanel + row % kPanel] = convert(scales[row * groups + g]);
   return packed;
+}
+
+// Scales and minimums, as float16 where that loses nothing: files that store them so (Q4_1, Q8_0 …) are read a sixth or
+// a tenth faster.
+void set_scales(PackedWeight& w, const float* scales, const float* minimums) {
+  w.half_scales = std::all_of(scales, scales + w.n * w.groups, fits_half) &&
+                  (!minimums || std::all_of(minimums, minimums + w.n * w.groups, fits_half));
+  const auto pack = [&](const float* values) {
+    if (w.half_scales) return pack_scales<uint16_t>(values, w.n, w.groups, exact_half);
+    return pack_scales<float>(values, w.n, w.groups, [](float value) { return value; });
+  };
+  w.scales = pack(scales);
+  if (minimums) w.minimums = pack(minimums);
 }
 
 int checked_group(int group, int64_t k, int multiple) {
@@ -108,7 +137,7 @@ PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int6
   fill(w, bias, [&](int64_t row, int64_t step) { return checked(copy_unit(codes + row * k + step * 4, 4) ^ bias); },
        [&](int64_t row, int64_t step) { return checked(copy_unit(codes + row * k + step * 4, k - step * 4) ^ bias); });
   if (lowest & bias) throw std::invalid_argument("an int8 weight has the code -128; codes are -127 to 127");
-  w.scales = pack_scales(scales, n, w.groups);
+  set_scales(w, scales, nullptr);
   return w;
 }
 
@@ -130,8 +159,7 @@ PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* m
          return join(copy_unit(from, left < 4 ? left : 4), left > 4 ? copy_unit(from + 4, left - 4) : 0);
        });
   if (seen & 0xf0f0f0f0u) throw std::invalid_argument("an int4 weight has a code above 15");
-  w.scales = pack_scales(scales, n, w.groups);
-  w.minimums = pack_scales(minimums, n, w.groups);
+  set_scales(w, scales, minimums);
   return w;
 }
 

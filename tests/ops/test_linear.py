@@ -226,6 +226,28 @@ def test_packed_weight_describes_itself() -> None:
     assert weight.nbytes == 192 * 192 + 192 * 3 * 4  # three panels of codes, a float scale per group
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_scales_that_fit_float16_are_held_so_and_change_nothing(pool: Any, scheme: str) -> None:
+    n, k, group = 70, 130, 32
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 16, (n, k), dtype=np.uint8)
+    scales = rng.uniform(-0.02, 0.02, (n, 5)).astype(np.float16).astype(np.float32)
+    scales[0, :3] = [0.0, 65504.0, 2.0**-14]
+
+    def packed(values: Floats) -> Any:
+        if scheme == "int8":
+            return native.pack_int8(codes.astype(np.int8), values, group)
+        return native.pack_int4(codes, values, scales[::-1].copy(), group)
+
+    inexact = scales.copy()
+    inexact[-1, -1] = 0.1  # no float16: all are held as float32
+    half, full = packed(scales), packed(inexact)
+    assert full.nbytes - half.nbytes == 2 * 2 * 64 * 5 * (2 if scheme == "int4" else 1)
+    for rows in (1, 7):
+        x = normal(rows, k)
+        np.testing.assert_array_equal(native.linear(pool, x, [half])[:, :-1], native.linear(pool, x, [full])[:, :-1])
+
+
 def test_what_cannot_be_packed_is_refused(pool: Any) -> None:
     codes, scales = np.zeros((2, 64), np.int8), np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match="scales must be"):
