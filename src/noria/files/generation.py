@@ -1,6 +1,7 @@
 """Sampling defaults and end tokens that come with a model.
 
-From `generation_config.json`, `config.json` and the tokeniser's own files; from a GGUF's metadata otherwise. Values
+From `generation_config.json`, `config.json` and the tokeniser's own files; from a GGUF's metadata otherwise; for models
+with a short name also from the catalogue, which a GGUF cannot carry. Values
 that make no sense are an error that names file and key, not something to sample with.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from noria.errors import WeightsError
+from noria.files.catalog import KNOWN
 from noria.files.gguf import open_gguf
 from noria.files.resolve import ModelFiles
 from noria.files.safetensors import read_json
@@ -58,7 +60,8 @@ def load_generation_defaults(files: ModelFiles) -> GenerationDefaults:
     """
     path = files.folder / "generation_config.json"
     own = files.kind == "safetensors" or len(list(files.folder.glob("*.gguf"))) == len(files.weight_files)
-    values = read_json(path) if own and path.is_file() else {}
+    known = KNOWN.get(files.name)
+    values = {**(known.sampling if known else {}), **(read_json(path) if own and path.is_file() else {})}
     ends = (*_ids(values.get("eos_token_id"), path), *end_token_ids(files))
     return GenerationDefaults(
         temperature=_number(values, "temperature", 0.0, 100.0, path),
