@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import threading
 import time
@@ -68,6 +69,41 @@ def test_a_prompt_that_leaves_no_room(http: httpx.Client) -> None:
     assert all(number in error["message"] for number in (str(MAX_LEN), "151", "60"))
     long = [{"role": "user", "content": "x" * 300}]
     assert error_of(http.post("/v1/chat/completions", json={"messages": long}), 400)["param"] == "messages"
+
+
+def test_a_very_long_prompt_is_not_encoded_whole(running: Running, http: httpx.Client) -> None:
+    lengths: list[int] = []
+    encode = running.state.inputs.tokenizer.encode
+
+    def watched(text: str, add_bos: bool) -> list[int]:
+        lengths.append(len(text))
+        return encode(text, add_bos)
+
+    running.state.inputs.tokenizer.encode = watched  # type: ignore[method-assign]
+    try:
+        error = error_of(http.post("/v1/completions", json={"prompt": "x" * 100_000}), 400)
+    finally:
+        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
+    assert sum(lengths) <= 20_000
+    assert str(MAX_LEN) in error["message"]
+    assert error["param"] == "prompt"
+
+
+def test_bodies_are_bounded_together() -> None:
+    with serving(options=ServerOptions(max_body_bytes=5000)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 4900\r\n\r\n".encode()
+        slow = [socket.create_connection((host, int(port)), 5) for _ in range(33)]
+        for raw in slow:
+            raw.sendall(head + b"x" * 4800)  # never the rest
+        assert not select.select(slow, [], [], 0.3)[0]  # nobody was refused
+        more = socket.create_connection((host, int(port)), 5)
+        more.sendall(head + b"x" * 4800)
+        assert b" 429 " in more.recv(4000)
+        for raw in (*slow, more):
+            raw.close()
+        with httpx.Client(base_url=server.url) as http:
+            wait_until(lambda: http.post("/v1/completions", json={"prompt": "a"}).status_code == 200)
 
 
 def test_the_default_is_cut_to_the_room(http: httpx.Client) -> None:

@@ -6,8 +6,9 @@ Owns rendering and encoding off the event loop, and the checks of length and voc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from noria.errors import InvalidRequestError
 from noria.params import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
+_TRIED_CHARACTERS = 16  # per token of context: several times what text has
 
 
 class TokenizerLike(Protocol):
@@ -80,13 +82,26 @@ class InputProcessor:
     async def prompt(self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a completion's prompt: text, or ids, which are checked."""
         if isinstance(prompt, str):
-            ids = await self.encode(prompt, add_bos)
+            encode = partial(self.tokenizer.encode, add_bos=add_bos)
+            ids = await asyncio.get_running_loop().run_in_executor(self._pool, self._bounded, encode, prompt, field)
         else:
             ids = list(prompt)
             self.check_ids(ids, field)
         if not ids:
             raise InvalidRequestError("the prompt is empty: there is nothing to continue", field)
         return ids
+
+    def _bounded(self, encode: Callable[[str], list[int]], text: str, field: str) -> list[int]:
+        """Encodes text. The beginning of a very long one is tried first: if that does not fit, the rest need not be
+        encoded, and others need not wait for it."""
+        beginning = self.max_model_len * _TRIED_CHARACTERS
+        if len(text) > beginning and (count := len(encode(text[:beginning]))) > self.max_model_len:
+            raise InvalidRequestError(
+                f"the context is limited to {self.max_model_len} tokens; the first {beginning} of the prompt's"
+                f" {len(text)} characters have {count} already. Shorten the prompt",
+                field,
+            )
+        return encode(text)
 
     async def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Token ids of a text, which may be none."""
@@ -109,7 +124,7 @@ class InputProcessor:
 
         def work() -> list[int]:
             text = template.render(messages, tools, add_generation_prompt, variables or {})
-            return self.tokenizer.encode_rendered(text)
+            return self._bounded(self.tokenizer.encode_rendered, text, "messages")
 
         ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
         if not ids:

@@ -15,7 +15,7 @@ from noria.errors import InvalidRequestError
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import MAX_LOGPROBS, SamplingParams
 from noria.server.errors import describe
-from noria.server.http import DONE, EventStream, event, json_response, read_json
+from noria.server.http import DONE, EventStream, event, json_response
 from noria.server.logprobs import chat_logprobs
 from noria.server.protocol import (
     AssistantMessage,
@@ -40,7 +40,7 @@ async def create_chat_completion(request: Request) -> Response:
     arrived = time.monotonic()
     state: ServerState = request.app.state.noria
     state.check_capacity()
-    wanted = await read_json(request, _decoder, state.options.max_body_bytes)
+    wanted = await state.read(request, _decoder)
     state.check_model(wanted.model)
     wanted.check()
     params = state.inputs.chat_params(_params(state, wanted))

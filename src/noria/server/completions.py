@@ -16,7 +16,7 @@ from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
 from noria.server.errors import describe
-from noria.server.http import DONE, EventStream, event, json_response, read_json
+from noria.server.http import DONE, EventStream, event, json_response
 from noria.server.logprobs import CompletionLogprobsWriter, extend
 from noria.server.protocol import (
     Completion,
@@ -36,7 +36,7 @@ async def create_completion(request: Request) -> Response:
     arrived = time.monotonic()
     state: ServerState = request.app.state.noria
     state.check_capacity()
-    wanted = await read_json(request, _decoder, state.options.max_body_bytes)
+    wanted = await state.read(request, _decoder)
     state.check_model(wanted.model)
     wanted.check()
     params = _params(state, wanted)

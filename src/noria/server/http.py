@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from noria.errors import AuthenticationError, TooLargeError
+from noria.errors import AuthenticationError, QueueFullError, TooLargeError
 from noria.server.errors import error_response, from_decoding
 
 T = TypeVar("T")
@@ -34,16 +34,39 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encoder.encode(value), status, media_type="application/json")
 
 
-async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-    """Reads and checks a body of at most `limit` bytes; refuses a longer one before it has read it."""
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
+class Bodies:
+    """Reads bodies, each at most `limit` bytes, and all that are being read together at most MANY times that."""
+
+    MANY = 32
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+
+    async def read(self, request: Request) -> bytearray:
+        """The body of a request; a longer one is refused before it has been read."""
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async for piece in request.stream():
+                body += piece
+                self._held += len(piece)
+                if len(body) > self._limit:
+                    raise self._too_large()
+                if self._held > self._limit * self.MANY:
+                    raise QueueFullError("too many large requests at once; try again later", retry_after=1.0)
+        finally:
+            self._held -= len(body)
+        return body
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"the request is larger than {self._limit} bytes, the limit of this server")
+
+
+def decode(body: bytearray, decoder: msgspec.json.Decoder[T]) -> T:
+    """A body's JSON, checked for its types. Raises InvalidRequestError that names the field."""
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
@@ -52,10 +75,6 @@ async def read_json(request: Request, decoder: msgspec.json.Decoder[T], limit: i
         raise from_decoding(msgspec.DecodeError("nested too deeply")) from None
     except UnicodeDecodeError as error:
         raise from_decoding(msgspec.DecodeError(f"not UTF-8: {error}")) from None
-
-
-def _too_large(limit: int) -> TooLargeError:
-    return TooLargeError(f"the request is larger than {limit} bytes, the limit of this server")
 
 
 class Watch:
@@ -148,10 +167,11 @@ def _bearer(scope: Scope) -> bytes:
 __all__ = [
     "DONE",
     "ApiKeys",
+    "Bodies",
     "ClientDisconnect",
     "EventStream",
     "Watch",
+    "decode",
     "event",
     "json_response",
-    "read_json",
 ]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 import noria
 from noria.errors import InvalidRequestError
 from noria.observe.metrics import CONTENT_TYPE
-from noria.server.http import json_response, read_json
+from noria.server.http import json_response
 from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
 from noria.server.state import ServerState
 
@@ -44,7 +44,7 @@ async def get_model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """`POST /tokenize`: token ids of a prompt, or of messages under the chat template."""
     state: ServerState = request.app.state.noria
-    wanted = await read_json(request, _tokenize, state.options.max_body_bytes)
+    wanted = await state.read(request, _tokenize)
     state.check_model(wanted.model)
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
@@ -62,7 +62,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """`POST /detokenize`: the text of token ids."""
     state: ServerState = request.app.state.noria
-    wanted = await read_json(request, _detokenize, state.options.max_body_bytes)
+    wanted = await state.read(request, _detokenize)
     state.check_model(wanted.model)
     state.inputs.check_ids(wanted.tokens, "tokens")
     return json_response({"prompt": state.inputs.tokenizer.decode(wanted.tokens, wanted.skip_special_tokens)})

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from noria.config import ServerOptions
@@ -17,10 +19,11 @@ from noria.frontend.stream import Increment, RequestStream
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
-from noria.server.http import Watch
+from noria.server.http import Bodies, Watch, decode
 from noria.server.protocol import Defaults, GenerationRequest, PromptTokensDetails, Usage
 
 log = get_logger(__name__)
+T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
@@ -45,6 +48,14 @@ class ServerState:
     defaults: Defaults = field(default_factory=Defaults)
     aliases: tuple[str, ...] = ()
     started: int = field(default_factory=lambda: int(time.time()))
+    bodies: Bodies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.options.max_body_bytes)
+
+    async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body of a request, within its limit and of the right types."""
+        return decode(await self.bodies.read(request), decoder)
 
     def check_model(self, model: str | None) -> None:
         """404 for a model that is not served here."""
