@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from helpers.forward import prompt_logits
+from helpers.tiny_models import write_checkpoint
 from noria.backends.base import DenseSource, Scheme
 from noria.backends.reference import ReferenceBackend
-from noria.bench.perplexity import Regrouped, Score, cut_windows, model_options, window_batch
+from noria.bench.perplexity import Evaluator, Regrouped, Score, cut_windows, model_options, window_batch
 from noria.errors import ConfigError
+from noria.files.resolve import resolve
+from noria.models.loaders import open_checkpoint
 
 
 def test_windows_are_spread_over_the_text() -> None:
@@ -57,3 +63,20 @@ def test_a_window_is_one_sequence_in_order() -> None:
     assert batch.block_tables.tolist() == [[0, 1, 2]]
     assert batch.output_rows.tolist() == list(range(39))
     assert batch.kv_lengths.tolist() == [40]
+
+
+@pytest.mark.parametrize("weights", ["f32", "int8"])
+def test_scores_are_the_log_softmax_of_the_models_logits(tmp_path: Path, weights: str) -> None:
+    write_checkpoint("llama", tmp_path / "m")
+    backend, options = ReferenceBackend(), model_options("m", weights)
+    windows = np.random.default_rng(0).integers(0, 300, (2, 80)).astype(np.int32)  # more than LOGITS_ROWS at once
+    evaluator = Evaluator(open_checkpoint(resolve(str(tmp_path / "m"))), backend, options, 80)
+    done: list[int] = []
+    score = evaluator.score(windows, "f32", lambda: done.append(1))
+    assert len(done) == 2
+    assert weights in evaluator.model.schemes
+    flags = {"dtype": options.dtype, "quantization": options.quantization}
+    for window, scored in zip(windows, score.log_probs, strict=True):
+        logits = prompt_logits(str(tmp_path / "m"), window.tolist(), "reference", **flags).astype(np.float64)[:-1]
+        expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(scored, np.take_along_axis(expected, window[1:, None], 1)[:, 0], atol=1e-5)
