@@ -130,7 +130,9 @@ INT4 = Scheme("int4", default_int4_group(96))
         (FOUR, "Q4_1", {"dtype": "bf16"}, Scheme("int4", 16)),
         (FOUR, "Q4_1", {"dtype": "f32"}, Scheme("f32")),
         (FOUR, "Q4_1", {"dtype": "f32", "quantization": "int8"}, INT8),
-        (EIGHT, "Q8_0", {}, INT8),
+        (EIGHT, "Q8_0", {}, Scheme("int8", 32)),
+        (EIGHT, "Q8_0", {"quantization": "int8"}, INT8),
+        (EIGHT, "Q8_0", {"quantization": "int4"}, INT4),
         (DEQUANTISED, "Q6_K", {}, INT8),
         (DENSE, "Q6_K", {}, Scheme("bf16")),
         (DEQUANTISED, "Q6_K", {"quantization": "none", "dtype": "f32"}, Scheme("f32")),
@@ -153,3 +155,10 @@ def test_regrouping_in_chunks_is_regrouping_at_once(bits: int, monkeypatch: pyte
     np.testing.assert_array_equal(chunked.scales, at_once.scales)
     if bits == 4:
         np.testing.assert_array_equal(chunked.minimums, at_once.minimums)
+
+
+def test_products_of_gated_activations_have_finer_groups() -> None:
+    options = ModelOptions(model="m", quantization="int8")
+    assert default_int8_group(1536, gated=True) < default_int8_group(1536)
+    for name, group in (("mlp.down_proj", 32), ("mlp.up_proj", 64), ("self_attn.o_proj", 64)):
+        assert choose_scheme(DENSE, options, "bf16", f"model.layers.3.{name}.weight") == Scheme("int8", group)

@@ -130,9 +130,9 @@ class PackedWeights:
         if job.kind == "table":
             return self._table(source)
         if job.kind == "matrix":
-            return (self._pack(source),)
+            return (self._pack(source, job.name),)
         ends = np.cumsum(job.ns).tolist()
-        return tuple(self._pack(_rows(source, end - n, end)) for n, end in zip(job.ns, ends, strict=True))
+        return tuple(self._pack(_rows(source, end - n, end), job.name) for n, end in zip(job.ns, ends, strict=True))
 
     def _table(self, source: WeightSource) -> Table:
         dtype: Literal["f32", "bf16"] = "f32" if self._options.dtype == "f32" else "bf16"
@@ -145,8 +145,9 @@ class PackedWeights:
             values[start : start + step] = dequantise_source(_rows(source, start, min(start + step, vocab)))
         return self._backend.table(values, dtype)
 
-    def _pack(self, source: WeightSource) -> Weight:
-        return self._backend.pack(source, choose_scheme(source, self._options, self._checkpoint.config.stored_dtype))
+    def _pack(self, source: WeightSource, name: str) -> Weight:
+        scheme = choose_scheme(source, self._options, self._checkpoint.config.stored_dtype, name)
+        return self._backend.pack(source, scheme)
 
 
 def _rows(source: WeightSource, start: int, stop: int) -> WeightSource:
