@@ -12,7 +12,7 @@ from noria.backends.base import DenseSource, GroupedSource, Scheme
 from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, regroup, round_bf16
 from noria.config import ModelOptions
 from noria.errors import BackendError
-from noria.quantize.schemes import choose_scheme, default_int4_group, default_int8_group
+from noria.quantize.schemes import choose_cache_type, choose_scheme, default_int4_group, default_int8_group
 
 
 def weight(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -162,3 +162,8 @@ def test_products_of_gated_activations_have_finer_groups() -> None:
     assert default_int8_group(1536, gated=True) < default_int8_group(1536)
     for name, group in (("mlp.down_proj", 32), ("mlp.up_proj", 64), ("self_attn.o_proj", 64)):
         assert choose_scheme(DENSE, options, "bf16", f"model.layers.3.{name}.weight") == Scheme("int8", group)
+
+
+def test_the_cache_is_int8_unless_asked_otherwise() -> None:
+    assert choose_cache_type("auto") == "int8"
+    assert choose_cache_type("f32") == "f32"

@@ -43,7 +43,7 @@ def default_int4_group(k: int) -> int:
 
 def choose_cache_type(asked: CacheDtype) -> CacheType:
     """The KV cache's type; auto is the smallest whose cost in perplexity was measured below 0.5 %."""
-    return "bf16" if asked == "auto" else asked
+    return "int8" if asked == "auto" else asked
 
 
 def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str, name: str = "") -> Scheme:
