@@ -3,6 +3,7 @@
 // lanes are computed at once (R, V) cannot change a bit.
 #pragma once
 #include "kernels/attention.h"
+#include "kernels/power_of_two.h"
 #include "kernels/simd.h"
 
 namespace noria::NORIA_ISA {
@@ -32,26 +33,6 @@ static inline Vi sign_top(Vi v) {
   for (int i = 0; i < kLanes; ++i) lanes[i] >>= 24;
   std::memcpy(&out, lanes, sizeof lanes);
   return out;
-#endif
-}
-
-static constexpr float kLog2E = 1.44269504f;
-
-// 2^x for x <= 0; 1 for 0, 0 below -125 (so for -inf). Relative error below 2^-22. The softmax works in powers of two:
-// the factor log2(e) is part of the scale of its scores.
-static inline Vf power_of_two(Vf x) {
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
-  // A minimax polynomial on [-0.5, 0.5]. Half the work of exp(), which must also mind large arguments.
-  const Vf n = round_even(x), r = sub(x, n);
-  Vf p = fma(set1(1.5353359586e-4f), r, set1(1.3398875888e-3f));
-  p = fma(p, r, set1(9.6184373789e-3f));
-  p = fma(p, r, set1(5.5503324668e-2f));
-  p = fma(p, r, set1(2.4022647913e-1f));
-  p = fma(p, r, set1(6.9314720286e-1f));
-  p = fma(p, r, set1(1.0f));
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set1(-125.0f), _CMP_GT_OQ), p, n);
-#else
-  return exp(mul(x, set1(0.693147181f)));
 #endif
 }
 

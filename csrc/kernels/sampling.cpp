@@ -1,6 +1,7 @@
 // Passes over a row of logits or probabilities (sampling.h).
 #include "kernels/sampling.h"
 
+#include "kernels/power_of_two.h"
 #include "kernels/simd.h"
 
 namespace noria::NORIA_ISA {
@@ -99,14 +100,14 @@ static void columns(const float* x, int64_t n, float* out) {
 }
 
 static double exponentials(const float* x, int64_t n, float largest, float factor, float* e, double* sums) {
-  const Vf top = set1(largest), by = set1(factor), floor = set1(-87.0f);
+  const Vf top = set1(largest), by = set1(factor * kLog2E);
   double total = 0;
   for (int64_t start = 0; start < n; start += kSamplingChunk) {
     const int64_t end = chunk_end(start, n);
     DoubleSum sum;
     for (int64_t i = start; i < end; i += kLanes) {
       const Vf y = mul(sub(load_padded(x + i, end - i, -kInfinity), top), by);
-      const Vf p = select_less(floor, y, exp(y), zero());  // also zero where y is NaN
+      const Vf p = power_of_two(y);
       sum.add(p);
       if (!e) continue;
       if (end - i >= kLanes) store(e + i, p);

@@ -22,7 +22,7 @@ static constexpr int64_t kSlack = 16;  // room that `collect` may write beyond i
 struct Sampler::Work {
   explicit Work(int64_t vocab)
       : e(vocab + kSlack), values(vocab + kSlack), spare(vocab + kSlack), ids(vocab + kSlack), maxima(sampling_chunks(vocab)),
-        sums(sampling_chunks(vocab)) {}
+        ranked(sampling_chunks(vocab) * kColumns), sums(sampling_chunks(vocab)) {}
   std::vector<float> e;                            // probabilities of candidates, the largest being 1
   std::vector<float> values, spare;                // candidates
   std::vector<int32_t> ids;
@@ -96,7 +96,7 @@ float lower_bound_of_top(const SamplingKernels& kernels, const float* x, int64_t
                          std::vector<float>& ranked, int64_t k) {
   const int64_t chunks = static_cast<int64_t>(maxima.size());
   if (k <= chunks) {
-    ranked = maxima;
+    ranked.assign(maxima.begin(), maxima.end());
   } else if (k <= chunks * kColumns * 3 / 4) {
     ranked.resize(static_cast<size_t>(chunks * kColumns));
     kernels.columns(x, n, ranked.data());
