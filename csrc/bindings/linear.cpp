@@ -2,11 +2,11 @@
 #include "ops/linear.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <stdexcept>
 
 #include "bindings/module.h"
+#include "ops/elementwise.h"
 #include <nanobind/stl/optional.h>
 
 namespace noria {
@@ -52,73 +52,28 @@ PackedWeight pack_int4_array(const Matrix<uint8_t>& codes, const Matrix<float>& 
   });
 }
 
-// ---- plain conversion of float32 rows, one thread: the products are what is tested and timed through here
-
-struct Rows {
-  Buffer data, scales, sums;
-  Activations view;
-};
-
-uint16_t to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-
-void quantise_row(const ActivationSpec& spec, const float* x, int8_t* codes, float* scales, int32_t* sums) {
-  for (int64_t g = 0; g < spec.groups(); ++g) {
-    const int64_t first = g * spec.group, last = std::min<int64_t>(spec.k, first + spec.group);
-    float most = 0;
-    for (int64_t i = first; i < last; ++i) most = std::max(most, std::fabs(x[i]));
-    scales[g] = most / 127.0f;
-    sums[g] = 0;
-    for (int64_t i = first; i < last; ++i) {
-      codes[i] = most > 0 ? static_cast<int8_t>(std::nearbyint(x[i] * (127.0f / most))) : 0;
-      sums[g] += codes[i];
-    }
-  }
-}
-
-Rows converted(const ActivationSpec& spec, const Matrix<float>& x) {
-  const int64_t count = static_cast<int64_t>(x.shape(0)), groups = spec.groups(), stride = spec.stride();
-  Rows rows;
-  rows.data = Buffer(static_cast<size_t>(count * stride * 4));
-  rows.scales = Buffer(static_cast<size_t>(count * groups) * sizeof(float));
-  rows.sums = Buffer(static_cast<size_t>(count * groups) * sizeof(int32_t));
-  for (int64_t r = 0; r < count; ++r) {
-    const float* from = x.data() + r * spec.k;
-    if (spec.format == Format::f32) {
-      std::memcpy(rows.data.as<float>() + r * stride, from, static_cast<size_t>(spec.k) * 4);
-    } else if (spec.format == Format::bf16) {
-      for (int64_t i = 0; i < spec.k; ++i) rows.data.as<uint16_t>()[r * stride + i] = to_bf16(from[i]);
-    } else {
-      quantise_row(spec, from, rows.data.as<int8_t>() + r * stride, rows.scales.as<float>() + r * groups,
-                   rows.sums.as<int32_t>() + r * groups);
-    }
-  }
-  rows.view = {spec, count, rows.data.as<void>(), rows.scales.as<float>(), rows.sums.as<int32_t>()};
-  return rows;
-}
-
 // Float32 rows in every form that some parts want.
 struct Operands {
-  std::vector<Rows> rows;
+  std::vector<ActivationSpec> specs;
+  std::vector<ActivationBuffer> buffers;
   std::vector<Activations> views;
   std::vector<int> of_part;
 
-  Operands(const Matrix<float>& x, const std::vector<const PackedWeight*>& parts) {
+  Operands(Pool& pool, const Matrix<float>& x, const std::vector<const PackedWeight*>& parts) {
+    const int64_t rows = static_cast<int64_t>(x.shape(0)), width = static_cast<int64_t>(x.shape(1));
     for (const PackedWeight* part : parts) {
       const ActivationSpec spec = wanted(*part);
-      expect(spec.k == static_cast<int64_t>(x.shape(1)), "x must be [rows, " + std::to_string(spec.k) + "]");
-      size_t i = 0;
-      while (i < views.size() && !(views[i].spec == spec)) ++i;
-      if (i == views.size()) {
-        rows.push_back(converted(spec, x));
-        views.push_back(rows.back().view);
-      }
-      of_part.push_back(static_cast<int>(i));
+      expect(spec.k == width, "x must be [rows, " + std::to_string(spec.k) + "]");
+      const auto known = std::find(specs.begin(), specs.end(), spec);
+      of_part.push_back(static_cast<int>(known - specs.begin()));
+      if (known == specs.end()) specs.push_back(spec);
     }
+    std::vector<ActivationBuffer*> targets;
+    buffers.reserve(specs.size());
+    for (const ActivationSpec& spec : specs) targets.push_back(&buffers.emplace_back(spec, rows));
+    nb::gil_scoped_release release;
+    convert(pool, x.data(), rows, width, specs.data(), targets.data(), static_cast<int>(specs.size()));
+    for (size_t i = 0; i < specs.size(); ++i) views.push_back(buffers[i].view(specs[i], rows));
   }
 };
 
@@ -140,7 +95,7 @@ Float32 linear_array(Pool& pool, const Matrix<float>& x, const std::vector<const
   expect(!parts.empty(), "a product needs at least one part");
   size_t n = 0;
   for (const PackedWeight* part : parts) n += static_cast<size_t>(part->n);
-  const Operands operands(x, parts);
+  const Operands operands(pool, x, parts);
   Float32 out = new_rows(x.shape(0), n);
   LinearArgs args;
   args.x = operands.views.data();
@@ -165,7 +120,7 @@ Float32 gated_linear_array(Pool& pool, const Matrix<float>& x, const PackedWeigh
                            const std::string& activation, const std::optional<Vector<float>>& gate_bias,
                            const std::optional<Vector<float>>& up_bias, int repeats) {
   expect(activation == "silu" || activation == "gelu_tanh", "activation must be silu or gelu_tanh");
-  const Operands operands(x, {&gate, &up});
+  const Operands operands(pool, x, {&gate, &up});
   const size_t n = static_cast<size_t>(gate.n);
   Float32 out = new_rows(x.shape(0), n);
   GatedLinearArgs args;
