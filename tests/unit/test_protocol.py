@@ -104,6 +104,8 @@ def test_accepted(field: str, value: Any, name: str, expected: Any) -> None:
         ("frequency_penalty", 2.1),
         ("presence_penalty", -2.1),
         ("logit_bias", {"x": 1}),
+        ("logit_bias", {"--5": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {"5": 101}),
         ("logit_bias", [1]),
         ("logprobs", 21),

@@ -28,6 +28,7 @@ from noria.config import EngineOptions
 from noria.engine.core import EngineCore
 from noria.errors import ConfigError, NoriaError
 from noria.messages import Control, FromEngine, Hello, Refused, ToEngine
+from noria.observe.logging import setup_logging_from
 
 _log = logging.getLogger("noria.engine")
 _PARENT_CHECK_MS = 1000
@@ -200,7 +201,7 @@ def _refusal(error: Exception) -> Refused:
 
 def main(address: str) -> int:
     """Runs an engine process; returns its exit status."""
-    logging.basicConfig(level=os.environ.get("NORIA_LOG_LEVEL", "INFO").upper(), format="%(levelname)s %(message)s")
+    setup_logging_from(os.environ)
     parent = die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides what to do
     mailbox = Mailbox(address, parent)

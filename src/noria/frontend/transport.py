@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 import msgspec
@@ -64,13 +64,21 @@ class EngineTransport:
 
     The socket lies in a directory that only this user can enter. The engine is started by `spawn`, which needs no
     event loop, so that it can load its model while this process imports and binds what it needs itself.
+
+    Args:
+        options: what the engine is started with.
+        command: the program, to which the socket's address is appended; the engine's own if not given.
+        environment: variables set for it beside this process's.
     """
 
     def __init__(
-        self, options: EngineOptions, command: tuple[str, ...] | None = None, log_level: str = "warning"
+        self,
+        options: EngineOptions,
+        command: tuple[str, ...] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._options = options
-        self._log_level = log_level
+        self._environment = environment or {}
         self._command = command or (sys.executable, "-m", "noria.engine.process")
         self._directory: str | None = None
         self._context = zmq.asyncio.Context()
@@ -102,7 +110,7 @@ class EngineTransport:
             [*self._command, address],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"NORIA_LOG_LEVEL": self._log_level},
+            env=os.environ | self._environment,
         )
         assert self._process.stdin is not None
         try:

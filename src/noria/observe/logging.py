@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
 Level = Literal["debug", "info", "warning", "error"]
+Form = Literal["text", "json"]
+_LEVEL, _FORM = "NORIA_LOG_LEVEL", "NORIA_LOG_FORMAT"
 
 
-def setup_logging(level: Level = "info", form: Literal["text", "json"] = "text") -> None:
+def setup_logging(level: Level = "info", form: Form = "text") -> None:
     """Sends the logs of Noria and of its HTTP server to standard error. May be called again."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
@@ -24,6 +27,20 @@ def setup_logging(level: Level = "info", form: Literal["text", "json"] = "text")
         logger.handlers[:] = [handler]
         logger.propagate = False
         logger.setLevel(max(getattr(logging, level.upper()), least))
+
+
+def logging_environment(level: Level, form: Form) -> dict[str, str]:
+    """Variables by which a process started with them logs in the same way."""
+    return {_LEVEL: level, _FORM: form}
+
+
+def setup_logging_from(environment: Mapping[str, str]) -> None:
+    """As the process that started this one: see `logging_environment`. Without those variables: text, from info on."""
+    level, form = environment.get(_LEVEL, "info").lower(), environment.get(_FORM, "text")
+    setup_logging(
+        cast("Level", level if level in get_args(Level) else "info"),
+        cast("Form", form if form in get_args(Form) else "text"),
+    )
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from noria.config import EngineOptions, ServerOptions
 from noria.errors import ConfigError
 from noria.frontend.transport import EngineTransport
-from noria.observe.logging import get_logger
+from noria.observe.logging import get_logger, logging_environment
 
 if TYPE_CHECKING:
     from noria.files.generation import GenerationDefaults
@@ -65,7 +65,7 @@ def launch(
         KeyboardInterrupt: a signal came before it was ready.
     """
     signal.signal(signal.SIGTERM, _interrupt)  # until uvicorn takes the signals over, both end the start alike
-    transport = EngineTransport(engine, log_level=server.log_level)
+    transport = EngineTransport(engine, environment=logging_environment(server.log_level, server.log_format))
     try:
         transport.spawn()
         _raise_file_limit()

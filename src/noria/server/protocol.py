@@ -320,11 +320,10 @@ def sampling_params(
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        bad = next(token for token in given if not token.lstrip("-").isdigit())
-        raise InvalidRequestError(f"logit_bias: keys are token ids, got {bad!r}", "logit_bias") from None
+    for token in given:
+        if not token.isascii() or not token.isdigit() or len(token) > 10:
+            raise InvalidRequestError(f"logit_bias: keys are token ids, got {token[:20]!r}", "logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
