@@ -1,9 +1,9 @@
-"""Sampling above the kernels: seeds, and checks of parameters against a vocabulary.
+"""The arithmetic of sampling for the floors above the backends: the random generator, filters and log-probabilities.
 
-`noria.sampling.random` gives out the random generator. The arithmetic of sampling lies in the backends, below.
+The definitions lie in the reference backend, below, because every backend is tested against them.
 """
 
-from noria.sampling.checks import check_token_ids
-from noria.sampling.seeds import draw_seed
+from noria.backends.reference.philox import philox4x32, uniform
+from noria.backends.reference.sampling import distribution, log_probs, most_likely
 
-__all__ = ["check_token_ids", "draw_seed"]
+__all__ = ["distribution", "log_probs", "most_likely", "philox4x32", "uniform"]
