@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# The references multiply small matrices: threads of their own would only get in the way of the kernels'.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 
 
