@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from noria.backends.base import CacheType, DenseSource, GroupedSource, Scheme, WeightSource
 from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, regroup, round_bf16
-from noria.config import CacheDtype, ModelOptions
+from noria.config import CacheDtype, Dtype, ModelOptions
 
 __all__ = [
     "choose_cache_type",
@@ -41,9 +41,12 @@ def default_int4_group(k: int) -> int:
     return min(32, k)
 
 
-def choose_cache_type(asked: CacheDtype) -> CacheType:
-    """The KV cache's type; auto is the smallest whose cost in perplexity was measured below 0.5 %."""
-    return "int8" if asked == "auto" else asked
+def choose_cache_type(asked: CacheDtype, dtype: Dtype) -> CacheType:
+    """The KV cache's type; auto is the smallest whose cost in perplexity was measured below 0.5 %, and f32 in the exact
+    mode (`--dtype f32`)."""
+    if asked != "auto":
+        return asked
+    return "f32" if dtype == "f32" else "int8"
 
 
 def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str, name: str = "") -> Scheme:
