@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,3 +126,15 @@ def test_closing_ends_all_threads(tiny: str) -> None:
     assert not left
     with pytest.raises(EngineError):
         made.generate("water", GREEDY, progress=False)
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(3)"])
+def test_a_process_ends_quietly_without_close(tiny: str, end: str) -> None:
+    script = f"""
+from noria import LLM, SamplingParams
+llm = LLM({tiny!r}, num_blocks=50, threads=1)
+llm.generate("water", SamplingParams(max_tokens=2), progress=False)
+{end}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0 if end == "pass" else 3, "")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast
@@ -302,7 +303,10 @@ class InProcessTransport:
             self._bell.notify()
         thread, self._thread = self._thread, None
         if thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, thread.join, CLOSE_TIMEOUT)
+            # Not in an executor: while the interpreter exits, none takes work any more.
+            deadline = time.monotonic() + CLOSE_TIMEOUT
+            while thread.is_alive() and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
 
     def _run(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Future[EngineInfo]) -> None:
         assert self._outbox is not None
