@@ -69,6 +69,8 @@ def test_wrong_values_are_named(key: str, value: Any) -> None:
 def test_other_activations_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="hidden_act 'relu2' is not supported; silu"):
         read(LEAST | {"hidden_act": "relu2"})
+    with pytest.raises(UnsupportedModelError, match="hidden_act"):
+        read(LEAST | {"hidden_act": ["silu"]})
 
 
 def test_heads_must_share_evenly() -> None:

@@ -150,6 +150,26 @@ def test_wrong_scalings_are_named(scaling: dict[str, Any], named: str) -> None:
         frequencies(scaling)
 
 
+@pytest.mark.parametrize(
+    ("theta", "scaling"),
+    [
+        (1e-300, None),
+        (10000.0, {"rope_type": "linear", "factor": 1e-300}),
+        (
+            10000.0,
+            {"rope_type": "yarn", "factor": 1e308, "original_max_position_embeddings": 1, "attention_factor": 1e300},
+        ),
+    ],
+)
+def test_numbers_that_overflow_are_refused(theta: float, scaling: dict[str, Any] | None) -> None:
+    with pytest.raises(ModelError, match="not finite"):
+        rope_table(theta, 8, scaling, 64, 64)
+
+
+def test_a_covered_length_is_bounded() -> None:
+    assert covered_length({"rope_type": "linear", "factor": 1e308}, 4096) == 2**31 - 1
+
+
 def test_unknown_scaling_lists_what_runs() -> None:
     with pytest.raises(UnsupportedModelError, match=r"mrope.*linear, dynamic, llama3, yarn, longrope"):
         frequencies({"rope_type": "mrope"})

@@ -31,6 +31,13 @@ def test_blocks_as_asked_even_beyond_the_budget() -> None:
     assert plan_cache(CacheOptions(num_blocks=999), LAYOUT, 1, 64, True, 0).num_blocks == 999
 
 
+def test_more_blocks_than_memory_are_refused() -> None:
+    room = 100 * LAYOUT.block_bytes
+    assert plan_cache(CacheOptions(num_blocks=100), LAYOUT, 1, 64, True, 0, room).num_blocks == 100
+    with pytest.raises(ConfigError, match=r"--num-blocks: 1048576 blocks take 8,192 MiB, 1 MiB are left"):
+        plan_cache(CacheOptions(num_blocks=2**20), LAYOUT, 1, 64, True, 0, room)
+
+
 def test_longest_context_shrinks_unless_it_was_asked_for() -> None:
     budget = 100 * LAYOUT.block_bytes
     assert plan_cache(CacheOptions(), LAYOUT, 4, 4096, False, budget).max_model_len == 1600

@@ -19,6 +19,7 @@ from noria.backends.base import RopeTable
 from noria.errors import ModelError, UnsupportedModelError
 
 Scaling = Mapping[str, Any]
+_LONGEST = 2**31 - 1  # positions are int32
 _CHUNK = 4096  # positions whose angles are held in float64 at a time
 
 
@@ -45,7 +46,12 @@ def rope_table(
     """
     if rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(f"rotary dimension must be even and at least 2, is {rotary_dim}")
-    frequencies, factor = inverse_frequencies(theta, rotary_dim, scaling, max_position, length)
+    # Numbers at the ends of their range overflow; what comes of that is refused as a whole.
+    with np.errstate(all="ignore"):
+        frequencies, factor = inverse_frequencies(theta, rotary_dim, scaling, max_position, length)
+        reach = frequencies * np.float32(length)
+    if not (np.isfinite(reach).all() and 0.0 < factor < float(np.finfo(np.float32).max)):
+        raise ModelError(f"rope_theta {theta:g} and its scaling give rotations that are not finite")
     rows = length if positions is None else positions
     cos = np.empty((rows, rotary_dim // 2), np.float32)
     sin = np.empty_like(cos)
@@ -80,7 +86,7 @@ def covered_length(scaling: Scaling | None, max_position: int) -> int:
         return max_position
     original = float(scaling.get("original_max_position_embeddings") or max_position)
     factor = float(scaling.get("factor") or 1.0)
-    return max(max_position, int(original * factor))
+    return max(max_position, int(min(original * factor, _LONGEST)))
 
 
 def _frequencies(theta: float, dim: int) -> NDArray[np.float64]:

@@ -159,7 +159,7 @@ def decoder_config(
 
 def _activation(keys: Keys, key: str, default: str) -> Activation:
     name = keys.get(key, default)
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise UnsupportedModelError(f"{keys.where}: {key} {name!r} is not supported; {', '.join(_ACTIVATIONS)} are")
     return _ACTIVATIONS[name]
 
@@ -174,6 +174,8 @@ def rope_config(keys: Keys, params: Mapping[str, Any], head_dim: int, default_th
     inner = Keys(params, f"{keys.where}: rope parameters")
     theta = inner.number("rope_theta", keys.number("rope_theta", default_theta))
     share = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
+    if share > 1.0:
+        raise ModelError(f"{keys.where}: partial_rotary_factor must be at most 1, is {share:g}")
     kind = str(inner.get("rope_type") or inner.get("type") or "default")
     scaling: dict[str, Any] | None = None
     if kind != "default":

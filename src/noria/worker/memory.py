@@ -38,7 +38,13 @@ def cache_tokens(options: CacheOptions, layout: CacheLayout, budget: int) -> int
 
 
 def plan_cache(
-    options: CacheOptions, layout: CacheLayout, num_slots: int, max_model_len: int, fixed: bool, budget: int
+    options: CacheOptions,
+    layout: CacheLayout,
+    num_slots: int,
+    max_model_len: int,
+    fixed: bool,
+    budget: int,
+    room: int | None = None,
 ) -> CachePlan:
     """Number of blocks: as asked, else what the budget allows within what `num_slots` full requests could use.
 
@@ -46,12 +52,21 @@ def plan_cache(
         layout: with any `num_blocks`.
         max_model_len: longest context wished for. fixed: the user named it, so that less is an error.
         budget: bytes for the cache.
+        room: bytes that a number of blocks asked for may take, beyond the budget if need be; None: any.
 
     Raises:
-        ConfigError: not even one request of `max_model_len` tokens (of one block, if not fixed) fits.
+        ConfigError: not even one request of `max_model_len` tokens (of one block, if not fixed) fits, or there is no
+            room for the blocks asked for.
     """
     per_request = -(-max_model_len // layout.block_size)
     num_blocks = options.num_blocks
+    if num_blocks is not None and room is not None and num_blocks * layout.block_bytes > room:
+        # Memory is taken as blocks are used: too many would end in a kill in the middle of service.
+        raise ConfigError(
+            f"{num_blocks} blocks take {_mebibytes(num_blocks * layout.block_bytes)}, {_mebibytes(room)} are left: "
+            "lower it, or leave it out to use what there is",
+            "--num-blocks",
+        )
     if num_blocks is None:
         num_blocks = min(budget // layout.block_bytes, num_slots * per_request)
     if num_blocks >= per_request:

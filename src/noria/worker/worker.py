@@ -54,9 +54,11 @@ class Worker:
         budget = int(available * options.cache.memory_utilization)
         most = cache_tokens(options.cache, layout, budget)
         model = build_model(checkpoint, backend, options.model, max_model_len, positions=most)
-        budget -= model.weight_bytes + _work_bytes(limits, model)
+        taken = model.weight_bytes + _work_bytes(limits, model)
         fixed = options.model.max_model_len is not None
-        plan = plan_cache(options.cache, layout, limits.max_seqs, max_model_len, fixed, budget)
+        plan = plan_cache(
+            options.cache, layout, limits.max_seqs, max_model_len, fixed, budget - taken, available - taken
+        )
         layout = replace(layout, num_blocks=plan.num_blocks)
         slots = Slots(limits.max_seqs, plan.max_model_len, layout.block_size, layout.num_blocks)
         self._runner = Runner(
@@ -76,7 +78,9 @@ class Worker:
 def _limits(options: EngineOptions, vocab: int) -> Limits:
     rows = max(_MIN_LOGITS_ROWS, _LOGITS_BYTES // (4 * vocab))
     max_seqs = options.scheduler.max_num_seqs
-    return Limits(options.scheduler.max_num_batched_tokens, min(rows, max_seqs), max_seqs)
+    # Also where few run at a time: a prompt's log-probabilities are a product over all its rows.
+    rows = min(rows, max(max_seqs, _MIN_LOGITS_ROWS))
+    return Limits(options.scheduler.max_num_batched_tokens, rows, max_seqs)
 
 
 def _work_bytes(limits: Limits, model: Model) -> int:
