@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,16 @@ def test_open_loop_arrivals_follow_the_rate() -> None:
 def test_bad_workloads_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         WorkloadSpec(**bad)
+
+
+def test_too_little_text_for_different_prompts_is_said(tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("three short words")
+    with pytest.raises(ConfigError, match="too few pieces of 2 tokens for 50 different prompts"):
+        make_requests(WorkloadSpec(requests=50, input=2), WordEncoder(), text_path=text)
+    text.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="as UTF-8 text"):
+        make_requests(WorkloadSpec(requests=1, input=2), WordEncoder(), text_path=text)
 
 
 def test_closed_loop_keeps_its_concurrency() -> None:

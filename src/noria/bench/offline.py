@@ -76,9 +76,11 @@ class _Run:
             self._core.handle(Submit(request_id=index, prompt_ids=ids, params=params, group=index, arrival=time.time()))
 
     def wait(self) -> None:
-        """Sleeps until the next arrival of an open loop, at most a millisecond."""
-        if self._waiting:
-            time.sleep(0.001)
+        """Sleeps while there is nothing to compute (the next arrival is not due, or a static batch fills), at most a
+        millisecond. A step that yields no token, such as a part of a prompt, is followed by the next at once."""
+        pause = self._core.idle_seconds if self._core.has_work else 0.001
+        if pause > 0:
+            time.sleep(min(pause, 0.001))
 
     def take(self, outputs: StepOutputs) -> None:
         """Books the tokens and ends of a step."""

@@ -16,6 +16,7 @@ import yaml
 from noria.errors import ConfigError
 
 Lengths = int | tuple[int, int]
+_MOST_CUTS = 200  # tries to find a prompt that is not there yet
 
 
 class Encoder(Protocol):
@@ -54,6 +55,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"must be above 0, got {self.rate}", "--request-rate")
         if not self.burstiness > 0:
             raise ConfigError(f"must be above 0, got {self.burstiness}", "--burstiness")
+        if self.shared < 0:
+            raise ConfigError(f"must be at least 0, got {self.shared}", "--shared-len")
         for name, lengths in (("input-len", self.input), ("output-len", self.output)):
             low, high = (lengths, lengths) if isinstance(lengths, int) else lengths
             if not 1 <= low <= high:
@@ -92,9 +95,16 @@ def make_requests(
 
     Args:
         source: `text` cuts pieces out of English (or of `text_path`), `random` draws words of it independently.
+
+    Raises:
+        ConfigError: the text is not UTF-8, or has too few different pieces. Prompts are all different, since equal ones
+            would be taken from a prefix cache.
     """
     rng = random.Random(seed)
-    text = text_path.read_text(encoding="utf-8") if text_path else english_text()
+    try:
+        text = text_path.read_text(encoding="utf-8") if text_path else english_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {text_path} as UTF-8 text: {error}", "--dataset") from None
     words = text.split(" ")
     if source == "random":
         words = rng.choices(words, k=len(words))
@@ -105,9 +115,16 @@ def make_requests(
     made = []
     for at in arrivals:
         tokens = _length(spec.input, rng)
-        prompt = shared + cutter.cut(rng.randrange(len(words)), tokens, first=not shared)
-        while prompt in seen:
+        for _ in range(_MOST_CUTS):
             prompt = shared + cutter.cut(rng.randrange(len(words)), tokens, first=not shared)
+            if prompt not in seen:
+                break
+        else:
+            raise ConfigError(
+                f"the text has too few pieces of {tokens} tokens for {spec.requests} different prompts: "
+                "take a longer text or longer prompts",
+                "--dataset",
+            )
         seen.add(prompt)
         ids = tuple(encoder.encode(prompt, add_bos=True))
         made.append(BenchRequest(prompt, ids, _length(spec.output, rng), at))
