@@ -168,6 +168,38 @@ def test_engine_modes(tiny: str, scheme: str, parts: dict[str, dict[str, Any]]) 
     same(answers, baseline(tiny, scheme))
 
 
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("llama", None), ("mistral", 600), ("gemma3", 20), ("gemma3", 700), ("phi3", 30), ("qwen3", None)],
+)
+@pytest.mark.parametrize("scheme", ["f32", "int8"])
+def test_long_contexts_and_windows(tmp_path: Path, name: str, window: int | None, scheme: str) -> None:
+    """Contexts of several segments, which threads share when a request is alone, and windows that end within them."""
+    write_checkpoint(name, tmp_path, max_position_embeddings=2048, **({"sliding_window": window} if window else {}))
+    asks = [
+        Ask(prompt(1, 1300), SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, seed=0)),
+        Ask(prompt(2, 509), SamplingParams(temperature=1.0, max_tokens=8, logprobs=2, seed=2)),  # enters a segment
+        Ask(prompt(3, 40), SamplingParams(temperature=1.0, max_tokens=6, logprobs=2, seed=3)),
+    ]
+
+    def found(threads: int, budget: int, others: list[Ask]) -> list[Answer]:
+        scheduler = {"max_num_batched_tokens": budget, "max_num_seqs": min(budget, 64)}
+        chosen = options(
+            str(tmp_path),
+            model=SCHEMES[scheme],
+            scheduler=scheduler,
+            cache={"num_blocks": 300},
+            device={"threads": threads},
+        )
+        return run(chosen, asks + others)[0]
+
+    expected = found(1, 2048, [])
+    assert [len(answer.tokens) for answer in expected] == [6, 8, 6]
+    same(found(3, 1000, []), expected)
+    same(found(2, 45, neighbours(12)), expected)
+    same(found(1, 333, neighbours(12)), expected)
+
+
 @pytest.mark.parametrize("scheme", ["bf16", "int8"])
 def test_resumed_in_the_middle(tiny: str, scheme: str) -> None:
     """A request that is submitted again with the tokens it already has goes on as if nothing had happened."""
