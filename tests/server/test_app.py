@@ -8,6 +8,8 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -89,6 +91,57 @@ def test_a_very_long_prompt_is_not_encoded_whole(running: Running, http: httpx.C
     assert error["param"] == "prompt"
 
 
+def test_a_list_of_prompts_ends_at_the_first_that_does_not_fit(running: Running, http: httpx.Client) -> None:
+    encoded: list[str] = []
+    encode = running.state.inputs.tokenizer.encode
+
+    def watched(text: str, add_bos: bool) -> list[int]:
+        encoded.append(text)
+        return encode(text, add_bos)
+
+    running.state.inputs.tokenizer.encode = watched  # type: ignore[method-assign]
+    try:
+        error = error_of(http.post("/v1/completions", json={"prompt": ["a", "b" * 500, *"cdefgh"]}), 400)
+    finally:
+        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
+    assert encoded == ["a", "b" * 500]
+    assert error["param"] == "prompt"
+
+
+def test_counting_long_texts_keeps_nobody_waiting(running: Running, http: httpx.Client) -> None:
+    encode, decode = running.state.inputs.tokenizer.encode, running.state.inputs.tokenizer.decode
+    answered = threading.Event()
+
+    def slow_encode(text: str, add_bos: bool) -> list[int]:
+        if len(text) > 10_000:
+            answered.wait(10)
+        return encode(text, add_bos)
+
+    def slow_decode(ids: Sequence[int], skip_special: bool) -> str:
+        if len(ids) > 10_000:
+            answered.wait(10)
+        return decode(ids, skip_special)
+
+    def ask(path: str, **body: Any) -> int:
+        return httpx.post(running.url + path, json=body, timeout=20).status_code
+
+    running.state.inputs.tokenizer.encode = slow_encode  # type: ignore[method-assign]
+    running.state.inputs.tokenizer.decode = slow_decode  # type: ignore[method-assign]
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            counts = [pool.submit(ask, "/tokenize", prompt="x" * 50_000) for _ in range(2)]
+            counts += [pool.submit(ask, "/detokenize", tokens=[65] * 50_000) for _ in range(2)]
+            time.sleep(0.2)
+            response = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=5)
+            answered.set()
+            assert response.status_code == 200
+            assert [count.result() for count in counts] == [200] * 4
+    finally:
+        answered.set()
+        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
+        running.state.inputs.tokenizer.decode = decode  # type: ignore[method-assign]
+
+
 def test_bodies_are_bounded_together() -> None:
     with serving(options=ServerOptions(max_body_bytes=5000)) as server:
         host, port = server.url.removeprefix("http://").split(":")
@@ -134,8 +187,16 @@ def test_empty_prompts(http: httpx.Client) -> None:
 def test_top_logprobs_need_logprobs(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}
     assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "top_logprobs"
+    assert http.post("/v1/chat/completions", json=body | {"top_logprobs": 0, "max_tokens": 1}).status_code == 200
     body |= {"logprobs": True, "top_logprobs": 21}
     assert error_of(http.post("/v1/chat/completions", json=body), 400)["param"] == "top_logprobs"
+
+
+def test_the_field_that_was_sent_is_named(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 0}
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert error["param"] == "max_completion_tokens"
+    assert error["message"].startswith("max_completion_tokens")
 
 
 def test_best_of(http: httpx.Client) -> None:

@@ -74,10 +74,13 @@ class InputProcessor:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-encode")
+        # Texts that no request could hold, which `/tokenize` counts all the same: one at a time, in nobody's way.
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="noria-count")
 
     def close(self, wait: bool = False) -> None:
         """Stops the threads; `wait`: returns when they have ended."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
+        self._long.shutdown(wait=wait, cancel_futures=True)
 
     async def prompt(self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt") -> list[int]:
         """Token ids of a completion's prompt: text, or ids, which are checked."""
@@ -94,7 +97,7 @@ class InputProcessor:
     def _bounded(self, encode: Callable[[str], list[int]], text: str, field: str) -> list[int]:
         """Encodes text. The beginning of a very long one is tried first: if that does not fit, the rest need not be
         encoded, and others need not wait for it."""
-        beginning = self.max_model_len * _TRIED_CHARACTERS
+        beginning = self._beginning
         if len(text) > beginning and (count := len(encode(text[:beginning]))) > self.max_model_len:
             raise InvalidRequestError(
                 f"the context is limited to {self.max_model_len} tokens; the first {beginning} of the prompt's"
@@ -103,9 +106,32 @@ class InputProcessor:
             )
         return encode(text)
 
+    @property
+    def _beginning(self) -> int:
+        """Characters of a text that are encoded without knowing that it can fit."""
+        return self.max_model_len * _TRIED_CHARACTERS
+
     async def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Token ids of a text, which may be none."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.tokenizer.encode, text, add_bos)
+        """Token ids of a text, which may be none, and may be more than the context holds."""
+        pool = self._long if len(text) > self._beginning else self._pool
+        return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.encode, text, add_bos)
+
+    async def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Text of token ids, which may be more than the context holds."""
+        pool = self._long if len(ids) > self.max_model_len else self._pool
+        return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.decode, ids, skip_special)
+
+    async def prompts(
+        self, prompts: Sequence[str | Sequence[int]], add_bos: bool, max_tokens: int | None
+    ) -> list[list[int]]:
+        """Token ids of several prompts, one after the other: many in one request do not keep other requests waiting,
+        and the first that cannot fit ends the work."""
+        encoded = []
+        for prompt in prompts:
+            ids = await self.prompt(prompt, add_bos)
+            self.check_room(len(ids), max_tokens, "prompt")
+            encoded.append(ids)
+        return encoded
 
     async def chat(
         self,
@@ -145,6 +171,17 @@ class InputProcessor:
                 f"{field}: token id {bad} is not in the vocabulary (0 … {self.vocab_size - 1})", field
             )
 
+    def check_room(self, prompt_tokens: int, wanted: int | None, field: str) -> None:
+        """Refuses a prompt and an answer (`wanted` tokens; None: at least one) that the context cannot hold."""
+        room = self.max_model_len - prompt_tokens
+        if room < (0 if wanted == 0 else 1) or (wanted is not None and wanted > room):
+            asked = f"{wanted} more were asked for" if wanted is not None else "that leaves no room for an answer"
+            raise InvalidRequestError(
+                f"the context is limited to {self.max_model_len} tokens; the prompt has {prompt_tokens}"
+                f" and {asked}. Shorten the prompt or ask for fewer tokens (max_tokens)",
+                field if room < 1 else "max_tokens",
+            )
+
     def resolve(
         self, params: SamplingParams, prompt_tokens: int, field: str = "prompt", default: int | None = None
     ) -> SamplingParams:
@@ -154,15 +191,9 @@ class InputProcessor:
         """
         self.check_ids(list(params.logit_bias), "logit_bias")
         self.check_ids(params.stop_token_ids, "stop_token_ids")
-        room = self.max_model_len - prompt_tokens
         wanted = params.max_tokens
-        if room < (0 if wanted == 0 else 1) or (wanted is not None and wanted > room):
-            asked = f"{wanted} more were asked for" if wanted is not None else "that leaves no room for an answer"
-            raise InvalidRequestError(
-                f"the context is limited to {self.max_model_len} tokens; the prompt has {prompt_tokens}"
-                f" and {asked}. Shorten the prompt or ask for fewer tokens (max_tokens)",
-                field if room < 1 else "max_tokens",
-            )
+        self.check_room(prompt_tokens, wanted, field)
+        room = self.max_model_len - prompt_tokens
         if wanted is None:
             wanted = room if default is None else min(default, room)
             if params.min_tokens > wanted:

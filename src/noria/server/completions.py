@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -44,8 +43,7 @@ async def create_completion(request: Request) -> Response:
     encoded: list[list[int]] = []
 
     async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
-        encode = state.inputs.prompt
-        encoded.extend(await asyncio.gather(*(encode(prompt, wanted.add_special_tokens) for prompt in prompts)))
+        encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens))
         return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
 
     stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived)

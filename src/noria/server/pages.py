@@ -65,7 +65,7 @@ async def detokenize(request: Request) -> Response:
     wanted = await state.read(request, _detokenize)
     state.check_model(wanted.model)
     state.inputs.check_ids(wanted.tokens, "tokens")
-    return json_response({"prompt": state.inputs.tokenizer.decode(wanted.tokens, wanted.skip_special_tokens)})
+    return json_response({"prompt": await state.inputs.decode(wanted.tokens, wanted.skip_special_tokens)})
 
 
 async def health(request: Request) -> Response:
