@@ -33,7 +33,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         n: number of choices. Fanned out before the engine, where n is always 1.
         max_tokens: most tokens to generate; None: whatever the context leaves. 0 only with `prompt_logprobs`.
         min_tokens: end tokens and stop strings are impossible before that many tokens.
-        stop: strings that end the output and are cut from it.
+        stop: strings that end the output and are cut from it; one string may be given as it is.
         stop_token_ids: tokens that end the output, beside the model's own end tokens.
         ignore_eos: the model's end tokens do not end the output.
         repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in prompt or output.
@@ -64,6 +64,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        # The one place that may write to it: one string, or a list, is taken for what it means.
+        given: Any = self.stop
+        msgspec.structs.force_setattr(self, "stop", (given,) if isinstance(given, str) else tuple(given))
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         _number(self, "temperature", 0.0, 100.0)
         _number(self, "top_p", 0.0, 1.0, exclusive_low=True)
         _number(self, "min_p", 0.0, 1.0)
@@ -93,6 +97,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _check_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"stop: at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", "stop")
+        kinds: set[type] = set(map(type, self.stop))
+        if kinds - {str}:
+            raise InvalidRequestError("stop: must be a string or a list of strings", "stop")
         if any(not text for text in self.stop):
             raise InvalidRequestError("stop: an empty string would stop everything; leave it out", "stop")
         if any(len(text) > MAX_STOP_LENGTH for text in self.stop):

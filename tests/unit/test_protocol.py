@@ -117,6 +117,13 @@ def test_accepted(field: str, value: Any, name: str, expected: Any) -> None:
         ("suffix", "after"),
         ("guided_json", {"type": "object"}),
         ("stream_options", {"include_usage": True}),
+        ("function_call", {"name": "f"}),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["a"]),
+        ("include_stop_str_in_output", True),
+        ("prompt_logprobs", 0),
+        ("truncate_prompt_tokens", 3),
+        ("cache_salt", "a"),
     ],
 )
 def test_refused_by_name(field: str, value: Any) -> None:
@@ -135,6 +142,30 @@ def test_min_tokens_above_max_tokens() -> None:
 
 def test_harmless_fields_are_accepted() -> None:
     params(user="me", store=False, metadata={"a": "b"}, response_format={"type": "text"}, tools=[], suffix="")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "harmless"),
+    [
+        ("tool_choice", "required", "auto"),
+        ("modalities", ["text", "audio"], ["text"]),
+        ("echo", True, False),
+        ("continue_final_message", True, False),
+        ("chat_template", "{{ messages }}", None),
+    ],
+)
+def test_refused_in_chat(field: str, value: Any, harmless: Any) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(InvalidRequestError, match=field):
+        parse({"messages": messages, field: value}, ChatRequest)
+    parse({"messages": messages, field: harmless}, ChatRequest)
+
+
+def test_stop_in_python_may_be_one_string_or_a_list() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[3]).stop == ("a", "b")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="stop: must be a string or a list of strings"):
+        SamplingParams(stop=[1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

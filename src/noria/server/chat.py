@@ -61,10 +61,14 @@ async def create_chat_completion(request: Request) -> Response:
 
 def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:
     top = wanted.top_logprobs
-    if top is not None and not wanted.logprobs:
+    if top and not wanted.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
     if top is not None and not 0 <= top <= MAX_LOGPROBS:
         raise InvalidRequestError(f"top_logprobs must be an integer in [0, {MAX_LOGPROBS}], got {top}", "top_logprobs")
+    if wanted.max_completion_tokens is not None and wanted.max_completion_tokens < 1:
+        raise InvalidRequestError(
+            f"max_completion_tokens must be at least 1, got {wanted.max_completion_tokens}", "max_completion_tokens"
+        )
     longest = wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens
     return sampling_params(wanted, state.defaults, longest, (top or 0) if wanted.logprobs else None)
 

@@ -6,6 +6,7 @@ change nothing in an answer (`user`, `store`, …) are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -28,7 +29,22 @@ _NOT_YET = (
     "audio",
     "prompt_embeds",
     "use_beam_search",
+    "function_call",
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "cache_salt",
 )
+_NOT_YET_IN_CHAT = ("tool_choice", "modalities", "echo", "continue_final_message", "chat_template")
+# Values of those that ask for what happens anyway.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "function_call": ("none", "auto"),  # without functions, which are refused
+    "tool_choice": ("none", "auto"),
+    "modalities": (["text"],),
+}
 
 
 class StreamOptions(msgspec.Struct):
@@ -73,6 +89,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     audio: Any = None
     prompt_embeds: Any = None
     use_beam_search: Any = None
+    function_call: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    include_stop_str_in_output: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    cache_salt: Any = None
 
     @property
     def include_usage(self) -> bool:
@@ -81,14 +104,19 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Refuses what is not there yet and what contradicts itself."""
-        for name in _NOT_YET:
-            value = getattr(self, name)
-            if value and not (name == "response_format" and value == {"type": "text"}):
-                raise InvalidRequestError(f"{name}: not supported yet by this server; leave it out", name)
+        self.refuse(_NOT_YET)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true", "stream_options")
         if self.priority is not None and not -(2**31) <= self.priority < 2**31:
             raise InvalidRequestError("priority must fit in 32 bits", "priority")
+
+    def refuse(self, names: Sequence[str]) -> None:
+        """Refuses these fields unless they ask for nothing, or for what happens anyway."""
+        for name in names:
+            value = getattr(self, name)
+            nothing = value is None or value is False or value in ("", [], {})
+            if not nothing and value not in _HARMLESS.get(name, ()):
+                raise InvalidRequestError(f"{name}: not supported yet by this server; leave it out", name)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -121,6 +149,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: Any = None
+    modalities: Any = None
+    echo: Any = None
+    continue_final_message: Any = None
+    chat_template: Any = None
+
+    def check(self) -> None:
+        """The same for chat."""
+        super().check()
+        self.refuse(_NOT_YET_IN_CHAT)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
