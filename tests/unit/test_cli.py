@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,12 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
         (("chat", "no-such-model"), "no-such-model"),
         (("chat", "http://127.0.0.1:9", "--threads", "2"), "--threads: only for a model that is loaded here"),
         (("chat", "http://127.0.0.1:9"), "cannot talk to http://127.0.0.1:9"),
+        (("serve", "a", "--port", "many"), "Invalid value for '--port'"),
+        (("serve", "a", "--max-num-seq", "3"), "No such option: --max-num-seq"),
+        (("serve", "a", "b"), "`noria serve --help` tells more"),
+        (("bench", "nothing"), "No such command 'nothing'; `noria bench --help` tells more"),
+        (("bench", "serve", "--frob"), "`noria bench serve --help` tells more"),
+        (("bench", "offline", "--num-requests", "0"), "--num-requests: must be at least 1"),
     ],
 )
 def test_errors_are_one_line(
@@ -150,7 +157,23 @@ def test_errors_are_one_line(
     lines = [line for line in err.splitlines() if line.startswith("noria: ")]
     assert len(lines) == 1
     assert message in lines[0]
+    assert "╭" not in err
     assert "Traceback" not in err
+
+
+def test_without_arguments_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("chat", "bench"):
+        _, out, _ = run(capsys, command)
+        assert "Usage" in out
+
+
+def test_doctor_names_a_wrong_level() -> None:
+    program = "from noria.cli.main import main; main(['doctor'])"
+    environment = {**os.environ, "NORIA_ISA": "avx9000"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("noria: NORIA_ISA: ")
+    assert "Traceback" not in ended.stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -48,7 +48,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, low in (("requests", self.requests, 1), ("concurrency", self.concurrency, 1)):
+        for name, value, low in (("num-requests", self.requests, 1), ("concurrency", self.concurrency, 1)):
             if value is not None and value < low:
                 raise ConfigError(f"must be at least {low}, got {value}", f"--{name}")
         if self.rate is not None and not self.rate > 0:

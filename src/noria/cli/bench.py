@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from noria.bench.workloads import BenchRequest, Lengths, WorkloadSpec
     from noria.config import EngineOptions
 
-app = typer.Typer(no_args_is_help=True, help="Measure a server at a URL, or the engine in this process.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Measure a server at a URL, or the engine in this process."
+)
 
 Preset = Annotated[str | None, typer.Option("--preset", help="A preset workload, W1 … W5; other flags change it.")]
 NumRequests = Annotated[int | None, typer.Option("--num-requests", help="How many requests.")]
@@ -140,7 +142,7 @@ def serve(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", help="Local model whose tokeniser cuts the prompts to length.")
     ] = "smollm2",
-    api_key: Annotated[str | None, typer.Option("--api-key")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="Key to send to the server.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Use chat completions instead of completions.")] = False,
     preset: Preset = None,
     num_requests: NumRequests = None,
@@ -221,9 +223,13 @@ def offline(
     dtype: Annotated[str, typer.Option("--dtype", help="auto, f32 or bf16.")] = "auto",
     quantization: Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="auto, f32, bf16 or int8.")] = "auto",
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs")] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens")] = 1024,
-    threads: Annotated[int | None, typer.Option("--threads")] = None,
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Most requests running at once.")] = 256,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", help="Most tokens computed in one step.")
+    ] = 1024,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")
+    ] = None,
     backend: Annotated[str, typer.Option("--backend", help="cpu, or reference (NumPy, slow).")] = "cpu",
 ) -> None:
     """Run a workload on an engine in this process: no HTTP, no sockets."""
@@ -251,8 +257,8 @@ def offline(
 @app.command("continuous-batching")
 def continuous_batching(
     model: Annotated[str, typer.Option("--model", help="Short name, repository id, directory or GGUF file.")],
-    num_requests: Annotated[int, typer.Option("--num-requests")] = 1000,
-    concurrency: Annotated[int, typer.Option("--concurrency")] = 100,
+    num_requests: Annotated[int, typer.Option("--num-requests", help="How many requests.")] = 1000,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Callers, each with one request at a time.")] = 100,
     input_len: Annotated[str, typer.Option("--input-len", help="Prompt tokens: N, or LOW:HIGH.")] = "128",
     output_len: Annotated[str, typer.Option("--output-len", help="Output tokens: N, or LOW:HIGH.")] = "128",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Most running requests.")] = 256,

@@ -42,18 +42,22 @@ def examine() -> dict[str, Any]:
         from noria import _native
     except ImportError as error:
         raise ConfigError(f"the native kernels cannot be loaded ({error}); build them with `pip install .`") from error
+    try:
+        isa: str = _native.isa()
+    except ValueError as error:  # NORIA_ISA names a level that is unknown, or that this processor lacks
+        raise ConfigError(str(error), "NORIA_ISA") from None
     topology: dict[str, Any] = _native.topology()
     return {
         "noria": noria.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "isa": _native.isa(),
+        "isa": isa,
         "available_isas": list(_native.available_isas()),
         "forced_isa": os.environ.get("NORIA_ISA") or None,
         "machine": topology,
         "models": _pulled(),
         "packages": {name: _version(name) for name in ("numpy", "tokenizers", "msgspec", "pyzmq", "uvicorn")},
-        "warnings": _warnings(_native.isa(), topology),
+        "warnings": _warnings(isa, topology),
     }
 
 

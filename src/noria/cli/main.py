@@ -61,17 +61,30 @@ def _help() -> str:
 def _run(name: str, arguments: list[str]) -> int:
     from noria.errors import NoriaError
 
+    command = _command(name)
     try:
-        result = _command(name).main(args=arguments, prog_name=f"noria {name}", standalone_mode=True)
+        # Not in click's standalone mode, which draws a box of several lines around what is wrong.
+        result = command.main(args=arguments, prog_name=f"noria {name}", standalone_mode=False)
     except NoriaError as error:
         if os.environ.get("NORIA_DEBUG"):
             raise
         fail(str(error))
+    except _usage_error() as error:
+        if not arguments:
+            return int(_command(name).main(args=["--help"], prog_name=f"noria {name}", standalone_mode=False) or 2)
+        fail(f"{error.format_message().rstrip('.')}; `{error.ctx.command_path} --help` tells more")
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return result if isinstance(result, int) else 0
+
+
+def _usage_error() -> Any:
+    """What click raises for wrong usage. Typer brings a click of its own in some versions and imports it in others."""
+    import typer
+
+    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _command(name: str) -> Any:
