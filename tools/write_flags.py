@@ -9,8 +9,8 @@ from noria.cli.flags import ENGINE_FLAGS, SERVER_FLAGS, Flag
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "flags.md"
 _HEAD = """# Flags of `noria serve`
 
-`python tools/write_flags.py` writes this page. `--config FILE` reads the same names from YAML, with dashes or underscores;
-flags win.
+`python tools/write_flags.py` writes this page. `--config FILE` reads the same names from YAML, with dashes or
+underscores; flags win.
 [Serving](../guides/serving.md) says when to touch them.
 """
 _KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}
