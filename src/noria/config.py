@@ -74,7 +74,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.block_size not in (8, 16, 32, 64, 128):
             raise ConfigError(f"must be 8, 16, 32, 64 or 128, got {self.block_size}", "--block-size")
-        _in_range("--num-blocks", self.num_blocks, 1, 2**31 - 1)
+        # Positions in the cache are int32.
+        _in_range("--num-blocks", self.num_blocks, 1, (2**31 - 1) // self.block_size)
         _share("--gpu-memory-utilization", self.memory_utilization)
         _share("reclaim_ratio", self.reclaim_ratio)
 

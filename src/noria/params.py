@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_N = 128
 MAX_SEED = 2**64 - 1
+MIN_REPETITION_PENALTY = 0.001  # kernels divide by it in float32, where smaller doubles can be 0
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,7 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         stop: strings that end the output and are cut from it; one string may be given as it is.
         stop_token_ids: tokens that end the output, beside the model's own end tokens.
         ignore_eos: the model's end tokens do not end the output.
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in prompt or output.
+        repetition_penalty: in [0.001, 100]; divides positive and multiplies negative logits of tokens seen in prompt or
+            output.
         frequency_penalty, presence_penalty: in [-2, 2]; over output tokens.
         logit_bias: token id → addend in [-100, 100].
         logprobs: None, or how many of the most likely alternatives to report beside the chosen token (0 … 20).
@@ -71,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _number(self, "temperature", 0.0, 100.0)
         _number(self, "top_p", 0.0, 1.0, exclusive_low=True)
         _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", 0.0, 100.0, exclusive_low=True)
+        _number(self, "repetition_penalty", MIN_REPETITION_PENALTY, 100.0)
         _number(self, "frequency_penalty", -2.0, 2.0)
         _number(self, "presence_penalty", -2.0, 2.0)
         _integer(self, "top_k", -1, 2**31 - 1)

@@ -101,6 +101,7 @@ def test_accepted(field: str, value: Any, name: str, expected: Any) -> None:
         ("min_tokens", -1),
         ("ignore_eos", "yes"),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-50),
         ("frequency_penalty", 2.1),
         ("presence_penalty", -2.1),
         ("logit_bias", {"x": 1}),

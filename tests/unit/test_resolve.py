@@ -167,7 +167,7 @@ def test_gguf_end_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("top_k", 1.5), ("min_p", float("nan")),
+    [("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("top_p", 0), ("top_k", 1.5), ("min_p", float("nan")),
      ("repetition_penalty", 0), ("eos_token_id", "</s>"), ("eos_token_id", [True])],
 )  # fmt: skip
 def test_senseless_defaults_are_refused(tmp_path: Path, key: str, value: object) -> None:

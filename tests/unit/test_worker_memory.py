@@ -38,6 +38,12 @@ def test_more_blocks_than_memory_are_refused() -> None:
         plan_cache(CacheOptions(num_blocks=2**20), LAYOUT, 1, 64, True, 0, room)
 
 
+def test_positions_in_the_cache_stay_int32() -> None:
+    assert plan_cache(CacheOptions(), LAYOUT, 1024, 2**31 - 1, False, 1 << 60).num_blocks == (2**31 - 1) // 16
+    with pytest.raises(ConfigError, match=r"--num-blocks: must be in 1…134217727"):
+        CacheOptions(num_blocks=2**27)
+
+
 def test_longest_context_shrinks_unless_it_was_asked_for() -> None:
     budget = 100 * LAYOUT.block_bytes
     assert plan_cache(CacheOptions(), LAYOUT, 4, 4096, False, budget).max_model_len == 1600

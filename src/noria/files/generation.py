@@ -20,6 +20,7 @@ from noria.files.catalog import KNOWN
 from noria.files.gguf import open_gguf
 from noria.files.resolve import ModelFiles
 from noria.files.safetensors import read_json
+from noria.params import MIN_REPETITION_PENALTY
 
 MAX_END_TOKENS = 64
 _GGUF_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -65,10 +66,10 @@ def load_generation_defaults(files: ModelFiles) -> GenerationDefaults:
     ends = (*_ids(values.get("eos_token_id"), path), *end_token_ids(files))
     return GenerationDefaults(
         temperature=_number(values, "temperature", 0.0, 100.0, path),
-        top_p=_number(values, "top_p", 0.0, 1.0, path),
+        top_p=_number(values, "top_p", 0.0, 1.0, path, open_low=True),
         top_k=_whole(values, "top_k", path),
         min_p=_number(values, "min_p", 0.0, 1.0, path),
-        repetition_penalty=_number(values, "repetition_penalty", 0.0, 100.0, path, open_low=True),
+        repetition_penalty=_number(values, "repetition_penalty", MIN_REPETITION_PENALTY, 100.0, path),
         end_token_ids=tuple(dict.fromkeys(ends))[:MAX_END_TOKENS],
     )
 

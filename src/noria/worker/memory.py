@@ -68,7 +68,8 @@ def plan_cache(
             "--num-blocks",
         )
     if num_blocks is None:
-        num_blocks = min(budget // layout.block_bytes, num_slots * per_request)
+        addressable = (2**31 - 1) // layout.block_size
+        num_blocks = min(budget // layout.block_bytes, num_slots * per_request, addressable)
     if num_blocks >= per_request:
         return CachePlan(int(num_blocks), max_model_len)
     fits = max(0, int(num_blocks)) * layout.block_size
