@@ -73,14 +73,36 @@ def test_an_interrupted_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert echo.heard[1][1] == {"role": "assistant", "content": "you said "}
 
 
-def test_an_error_takes_the_message_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_takes_the_message_back(monkeypatch: pytest.MonkeyPatch) -> None:
     echo = Echo()
     echo.fail = NoriaError("the context is full")
-    converse(monkeypatch, echo, "one\n")
-    echo.fail = None
-    converse(monkeypatch, echo, "two\n")
-    assert "the context is full" in capsys.readouterr().out
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, size: int = -1, /) -> str:
+            if echo.heard:
+                echo.fail = None
+            return super().readline(size)
+
+    shown = Terminal()
+    monkeypatch.setattr("sys.stdin", Terminal("one\ntwo\n"))
+    monkeypatch.setattr("sys.stdout", shown)
+    Conversation(echo, None).run()
+    assert "the context is full" in shown.getvalue()
+    assert "you said two\n" in shown.getvalue()
     assert echo.heard[1] == [{"role": "user", "content": "two"}]
+
+
+def test_a_script_does_not_take_an_error_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo = Echo()
+    echo.fail = NoriaError("the context is full")
+    with pytest.raises(NoriaError, match="the context is full"):
+        converse(monkeypatch, echo, "one\ntwo\n")
+    assert "the context is full" not in capsys.readouterr().out
 
 
 def test_a_server_as_partner(running: Running) -> None:

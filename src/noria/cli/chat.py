@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from noria.cli.flags import ENGINE_FLAGS, with_flags
+from noria.cli.wrap import WordWrap
 from noria.errors import ConfigError, NoriaError, RequestError
 
 _HELP = """\
@@ -238,15 +240,19 @@ class Conversation:
         said: list[str] = []
         tokens, began, first = 0, time.perf_counter(), None
         pieces = self._partner.answer(system + self._history)
+        wrap = WordWrap(shutil.get_terminal_size().columns)
         try:
             for text, count in pieces:
                 first = first or time.perf_counter()
                 tokens += count
                 said.append(text)
-                print(text, end="", flush=True)
+                print(wrap.push(text) if self._tty else text, end="", flush=True)
+            print(wrap.flush(), end="")
         except KeyboardInterrupt:
-            print(self._styled(" (stopped)", _DIM), end="")
+            print(wrap.flush() + self._styled(" (stopped)", _DIM), end="")
         except NoriaError as error:
+            if not self._tty:
+                raise  # a script must not take it for an answer
             self._history.pop()
             hint = "  /clear begins anew." if self._history else ""
             print(self._styled(f"{error}{hint}", _RED))
