@@ -165,6 +165,8 @@ def test_products_of_gated_activations_have_finer_groups() -> None:
 
 
 def test_the_cache_is_int8_unless_asked_otherwise() -> None:
-    assert choose_cache_type("auto", "auto") == "int8"
-    assert choose_cache_type("auto", "f32") == "f32"
-    assert choose_cache_type("bf16", "f32") == "bf16"
+    assert choose_cache_type("auto", "auto", 64) == "int8"
+    assert choose_cache_type("auto", "auto", 256) == "bf16"
+    assert choose_cache_type("int8", "auto", 256) == "int8"
+    assert choose_cache_type("auto", "f32", 64) == "f32"
+    assert choose_cache_type("bf16", "f32", 64) == "bf16"

@@ -22,6 +22,7 @@ __all__ = [
     "round_bf16",
 ]
 
+INT8_CACHE_HEAD_DIM = 64  # widest head that auto holds as int8
 GATED_INPUT = ".down_proj.weight"
 FLOAT_FILES = frozenset({"f32", "f16", "bf16"})  # ModelConfig.stored_dtype of files that are not quantised
 
@@ -41,12 +42,18 @@ def default_int4_group(k: int) -> int:
     return min(32, k)
 
 
-def choose_cache_type(asked: CacheDtype, dtype: Dtype) -> CacheType:
+def choose_cache_type(asked: CacheDtype, dtype: Dtype, head_dim: int) -> CacheType:
     """The KV cache's type; auto is the smallest whose cost in perplexity was measured below 0.5 %, and f32 in the exact
-    mode (`--dtype f32`)."""
+    mode (`--dtype f32`).
+
+    An int8 cache has one scale per token and head: over heads of 64 it costs 0.1 % at most, over heads of 256 (Gemma 3)
+    0.7 %; in between nothing was measured, so it is not taken unasked.
+    """
     if asked != "auto":
         return asked
-    return "f32" if dtype == "f32" else "int8"
+    if dtype == "f32":
+        return "f32"
+    return "int8" if head_dim <= INT8_CACHE_HEAD_DIM else "bf16"
 
 
 def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str, name: str = "") -> Scheme:

@@ -48,7 +48,7 @@ class Worker:
             config.head_dim,
             options.cache.block_size,
             0,
-            choose_cache_type(options.cache.dtype, options.model.dtype),
+            choose_cache_type(options.cache.dtype, options.model.dtype, config.head_dim),
         )
         limits = _limits(options, config.vocab)
         budget = int(available * options.cache.memory_utilization)
