@@ -127,7 +127,7 @@ def test_answers_and_a_graceful_stop(tiny: Path, tmp_path: Path) -> None:
         assert replies[0].status_code == 200
         assert replies[0].json()["usage"]["completion_tokens"] == 450
         assert server.process.wait(10) == 0
-        assert server.said("stopping: 1 running requests")
+        assert server.said("stopping: 1 running request has")
 
 
 def test_a_killed_engine(tiny: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from noria.bench.http import Record, Target, ask
 from noria.bench.load import run_load
-from noria.bench.report import summarise
+from noria.bench.report import print_summary, summarise
 from noria.bench.workloads import BenchRequest, WorkloadSpec, make_requests, presets
 from noria.errors import ConfigError
 
@@ -145,6 +145,20 @@ def test_errors_are_recorded_not_raised() -> None:
     assert "closed early" in (_serve(_events({"choices": [{"text": "a"}]}), cut=1).error or "")
     refused = asyncio.run(ask(Target("http://127.0.0.1:9", "m"), BenchRequest("hello", (1,), 3)))
     assert "cannot connect" in (refused.error or "")
+
+
+def test_a_table_of_nothing_and_the_errors_as_they_came(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = summarise([Record(start=0.0, end=1.0, error="no [/] place [bold]")])
+    assert figures["goodput_requests_per_s"] is None
+    print_summary("at http://[::1]:80 [/x]", figures)
+    out = capsys.readouterr().out
+    assert "1 × no [/] place [bold]" in out
+    assert "goodput" not in out
+    assert "TTFT" not in out
+    print_summary("[/x]", summarise([Record(start=0.0, end=2.0, chunks=[1.0], output_tokens=1)], slo_ttft=3.0))
+    out = capsys.readouterr().out
+    assert "goodput 0.50 requests/s" in out
+    assert "[/x]" in out
 
 
 def test_summary_counts_goodput_and_errors() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import noria
@@ -26,7 +27,8 @@ def summarise(
     """Figures of one run. Latencies in milliseconds, throughput per second of wall time.
 
     Args:
-        slo_ttft, slo_tpot: objectives in seconds; goodput counts requests that meet all that are given.
+        slo_ttft, slo_tpot: objectives in seconds; goodput counts requests that meet all that are given;
+            it is None where none is.
     """
     good = [record for record in records if record.error is None]
     wall = max(record.end for record in records) - min(record.start for record in records) if records else 0.0
@@ -39,6 +41,7 @@ def summarise(
         for r in good
         if (slo_ttft is None or r.ttft <= slo_ttft) and (slo_tpot is None or (r.tpot or 0.0) <= slo_tpot)
     ]
+    judged = slo_ttft is not None or slo_tpot is not None
     return {
         "requests": len(records),
         "completed": len(good),
@@ -50,7 +53,7 @@ def summarise(
         "requests_per_s": len(good) / wall if wall else 0.0,
         "output_tokens_per_s": output / wall if wall else 0.0,
         "total_tokens_per_s": (output + prompt) / wall if wall else 0.0,
-        "goodput_requests_per_s": len(met) / wall if wall else 0.0,
+        "goodput_requests_per_s": (len(met) / wall if wall else 0.0) if judged else None,
         "ttft_ms": _percentiles([record.ttft for record in good]),
         "tpot_ms": _percentiles([value for value in tpots if value is not None]),
         "itl_ms": _percentiles(gaps),
@@ -117,7 +120,7 @@ def _cpu_name() -> str:
 def print_summary(title: str, summary: dict[str, Any]) -> None:
     """A table of the figures on standard output."""
     console = Console()
-    table = Table(title=title, title_justify="left", show_header=True, header_style="bold")
+    table = Table(title=escape(title), title_justify="left", show_header=True, header_style="bold")
     for column in ("", "mean", "p50", "p90", "p99", "max"):
         table.add_column(column, justify="left" if not column else "right")
     for key, label in (
@@ -129,15 +132,17 @@ def print_summary(title: str, summary: dict[str, Any]) -> None:
         values = summary[key]
         if values:
             table.add_row(label, *(f"{values[name]:,.1f}" for name in ("mean", "p50", "p90", "p99", "max")))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    goodput = summary["goodput_requests_per_s"]
     console.print(
         f"[bold]{summary['output_tokens_per_s']:,.1f}[/] output tok/s · "
         f"{summary['total_tokens_per_s']:,.1f} tok/s in all · {summary['requests_per_s']:,.2f} requests/s · "
-        f"{summary['completed']} of {summary['requests']} completed in {summary['wall_s']:,.1f} s · "
-        f"goodput {summary['goodput_requests_per_s']:,.2f} requests/s"
+        f"{summary['completed']} of {summary['requests']} completed in {summary['wall_s']:,.1f} s"
+        + (f" · goodput {goodput:,.2f} requests/s" if goodput is not None else "")
     )
     for message, count in summary["errors"].items():
-        console.print(f"[red]{count} × {message}[/]", highlight=False)
+        console.print(f"[red]{count} × {escape(message)}[/]", highlight=False)
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

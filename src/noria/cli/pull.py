@@ -23,6 +23,7 @@ def pull_command(
     $NORIA_HOME/models). Repositories come from the Hugging Face hub, into its own cache.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True)
     if model is None:
@@ -34,8 +35,8 @@ def pull_command(
     path = _pull_with_bar(model, console)
     if known is not None:
         console.print(f"{known.title} is ready ({known.nbytes / 1e6:.0f} MB, {known.licence}).")
-    console.print(f"It lies in {path}", soft_wrap=True, highlight=False)
-    console.print(f"Next: [bold]noria serve {model.strip()}[/bold]", highlight=False)
+    console.print(f"It lies in {path}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Next: [bold]noria serve {escape(model.strip())}[/bold]", highlight=False)
 
 
 def _pull_with_bar(model: str, console: Any) -> Any:

@@ -200,8 +200,8 @@ def _say_goodbye(state: ServerState) -> None:
     running = state.client.unfinished
     if running:
         log.info(
-            "stopping: %d running requests have %.0f s to finish (a second Ctrl-C stops at once)",
-            running,
+            "stopping: %s %.0f s to finish (a second Ctrl-C stops at once)",
+            "1 running request has" if running == 1 else f"{running} running requests have",
             state.options.drain_timeout,
         )
     else:
@@ -238,6 +238,7 @@ def _announce(state: ServerState, files: ModelFiles, listener: socket.socket) ->
 
 def _print_summary(state: ServerState, files: ModelFiles, url: str, seconds: float) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     import noria
@@ -245,7 +246,7 @@ def _print_summary(state: ServerState, files: ModelFiles, url: str, seconds: flo
     info = state.client.info
     tokens = info.num_blocks * info.block_size
     rows = (
-        ("model", f"{state.name}  [dim]{files.path.name}[/dim]"),
+        ("model", f"{escape(state.name)}  [dim]{escape(files.path.name)}[/dim]"),
         ("weights", f"{info.weights}, {info.weight_bytes / 1e6:,.0f} MB"),
         ("cache", f"{info.cache_dtype}, {tokens:,} tokens in {info.cache_bytes / 1e6:,.0f} MB"),
         ("context", f"{info.max_model_len:,} tokens, up to {info.max_num_seqs} requests at once"),
