@@ -319,3 +319,25 @@ def _shared(kind: str) -> Tokenizer:
     if kind not in _MADE:
         _MADE[kind] = byte_level() if kind == "gpt2" else made(sentencepiece_values(kind=kind))
     return _MADE[kind]
+
+
+def test_a_long_text_does_not_stop_other_threads() -> None:
+    tokenizer = byte_level()
+    ticks: list[int] = []
+    running, done = threading.Event(), threading.Event()
+
+    def tick() -> None:
+        running.set()
+        while not done.wait(0.002):
+            ticks.append(0)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    running.wait()
+    before = len(ticks)
+    tokenizer.raw.encode_batch_fast(["warm"])
+    tokenizer.encode("the wheel turns and turns. " * 40_000, False)
+    during = len(ticks) - before
+    done.set()
+    thread.join()
+    assert during > 10

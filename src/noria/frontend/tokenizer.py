@@ -86,15 +86,21 @@ class Tokenizer:
         bos = self.bos_id if add_bos else None
         if bos is not None:
             text = text.removeprefix(self._added.get(bos, ""))
-        ids: list[int] = self.raw.encode(self._shield(text), add_special_tokens=False).ids
+        ids = self._ids(self._shield(text))
         return ids if bos is None else [bos, *ids]
+
+    def _ids(self, text: str) -> list[int]:
+        # A batch of one: the library holds Python's lock while it encodes a single text, and with it every stream of
+        # the server, for a second on a long one. It gives the lock up for batches.
+        ids: list[int] = self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def encode_rendered(self, text: str) -> list[int]:
         """Encodes what a chat template made: the template's control tokens are tokens, protected ones are text.
 
         Exactly one BOS comes first if the model has one, whether or not the template wrote it.
         """
-        ids: list[int] = self.raw.encode(text, add_special_tokens=False).ids
+        ids = self._ids(text)
         if self.bos_id is None:
             return ids
         start = next((i for i, token in enumerate(ids) if token != self.bos_id), len(ids))
@@ -104,7 +110,7 @@ class Tokenizer:
         """Text of tokens; bytes that are no UTF-8 become U+FFFD. Ids outside the vocabulary are left out."""
         if self._literal:
             return self._decode_bytes(ids, skip_special)
-        text: str = self.raw.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = self.raw.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]  # as in _ids
         return text
 
     def token_bytes(self, token: int) -> bytes:
