@@ -56,7 +56,7 @@ $(VENV)/.dev: $(VENV)/.core
 .venv-parity/.ready: $(VENV)/.dev
 	@echo "Making the parity environment in .venv-parity (PyTorch, transformers) …"
 	@$(PYTHON) -m venv .venv-parity
-	@.venv-parity/bin/pip install -q torch==2.13.0 transformers
+	@.venv-parity/bin/pip install -q torch==2.13.0 transformers accelerate
 	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q --no-build-isolation '.[dev]'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q --no-build-isolation -C build-dir=build/parity -e '.[dev]'
 	@touch $@
