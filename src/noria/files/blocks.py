@@ -1,6 +1,6 @@
 """Block formats of ggml: stored bytes → float32, or → codes, scales and minimums for the kernels.
 
-Owns the bit layouts (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Vectorised, a few thousand blocks
+Owns the bit layouts (src/ggml-common.h of the ggml project). Vectorised, a few thousand blocks
 at a time, so that the work space stays in the processor's cache whatever the tensor's size.
 """
 

@@ -1,4 +1,4 @@
-"""Reader of GGUF files, versions 2 and 3 (format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""Reader of GGUF files, versions 2 and 3 (format: docs/gguf.md of the ggml project).
 
 Owns the container: metadata, tensor directory, memory map. It does not know what keys mean nor how blocks are decoded
 (`blocks`). A file is not trusted: every count, length, offset and type is checked against the file's size before it is

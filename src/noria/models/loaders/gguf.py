@@ -1,6 +1,6 @@
 """GGUF files: metadata → ModelConfig, tensor names → Hugging Face names, rows of q and k back in their place.
 
-Key and tensor names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Key and tensor names: docs/gguf.md of the ggml project.
 """
 
 from __future__ import annotations
