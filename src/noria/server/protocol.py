@@ -351,6 +351,8 @@ def sampling_params(
         "skip_special_tokens",
     ):
         values[name] = getattr(request, name)
+    if values["seed"] is not None and -(2**63) <= values["seed"] < 0:
+        values["seed"] %= 2**64  # the API's seeds are signed 64-bit numbers
     values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
     values["logit_bias"] = _bias(request.logit_bias or {})
