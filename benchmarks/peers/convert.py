@@ -94,7 +94,8 @@ def config_json(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope.theta,
+        "rope_theta": config.rope.theta,  # where transformers 4 looks for it; 5 looks among the parameters
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta},
         "max_position_embeddings": config.max_position,
         "tie_word_embeddings": config.tied,
         "attention_bias": config.qkv_bias and config.architecture != "qwen2",

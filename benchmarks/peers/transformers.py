@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from peers.base import Driven, Load, Place, Variant, driven
+from peers.base import Load, Place, Variant
 from peers.convert import hf_folder
 from peers.environment import Environment
+from peers.sessions import Driven, driven
 
 DRIVER = Path(__file__).parent / "drivers" / "static_batch_loop.py"
 BATCH = 32

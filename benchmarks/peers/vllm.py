@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from serving import free_port
 
-from peers.base import Load, Place, Served, Variant, served
+from peers.base import Load, Place, Variant
 from peers.convert import hf_folder
 from peers.environment import Environment
 from peers.noria import BENCH
+from peers.sessions import Served, served
 
 CACHE_GIB = 4
 START_LIMIT = 600.0  # seconds; it compiles the model at every start
@@ -45,7 +47,7 @@ class Vllm:
         command += ["--model", str(hf_folder(self._place)), "--host", "127.0.0.1", "--port", str(port), *settings]
         env = {
             "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{self._place.threads - 1}",
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: self._place.threads])),
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }

@@ -24,10 +24,11 @@ from noria.frontend.tokenizer import load_tokenizer
 from noria.models.loaders import open_checkpoint
 from noria.quantize.schemes import dequantise_source
 from peers import table
-from peers.base import Load, Outcome, Place, Unavailable, Variant, as_asked, as_flags, driven, judged
+from peers.base import Load, Outcome, Place, Unavailable, Variant
 from peers.convert import convert, hf_folder
 from peers.environment import Environment, run_logged
 from peers.runner import Loads, Plan, Report, Run, Runner, turns
+from peers.sessions import as_asked, as_flags, driven, judged
 
 DRIVERS = Path(table.__file__).parent / "drivers"
 
@@ -228,6 +229,10 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert (first["ratio"], first["least"], first["most"], first["turns"]) == (2.0, 1.0, 3.0, 3)
     assert second["figure"] == "wall s"
     assert second["ratio"] == pytest.approx(2.0)  # less time is better, so ahead is above 1 too
+    alone = run_of("W2", "Other", "bf16", 0, 100)
+    assert alone.outcome.figures is not None
+    alone.outcome.figures["tpot_ms"] = {"p50": 8.0}
+    assert table.figure(alone) == 125.0  # decoding alone, without the prompt
     runs[1].outcome.error = "broken"
     assert table.ratios(runs)[0]["turns"] == 2
 
