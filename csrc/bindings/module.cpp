@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   noria::bind_attention(m);
   noria::bind_sampling(m);
   noria::bind_program(m);
+  noria::bind_limits(m);
 }

@@ -17,5 +17,6 @@ void bind_elementwise(nb::module_& m);  // norm, quantise, embed
 void bind_attention(nb::module_& m);    // cache, rope, attention
 void bind_sampling(nb::module_& m);     // sampler
 void bind_program(nb::module_& m);      // graph execution
+void bind_limits(nb::module_& m);       // what the machine can do at best
 
 }  // namespace noria

@@ -16,8 +16,9 @@ namespace noria {
   extern const ElementwiseKernels elementwise_kernels;                                              \
   extern const AttentionKernels attention_kernels;                                                  \
   extern const SamplingKernels sampling_kernels;                                                    \
+  extern const LimitKernels limit_kernels;                                                          \
   static const Kernels table = {#level, &linear_kernels, &elementwise_kernels, &attention_kernels,  \
-                                &sampling_kernels};                                                 \
+                                &sampling_kernels, &limit_kernels};                                 \
   }
 
 #ifdef NORIA_HAS_baseline

@@ -10,6 +10,7 @@ struct LinearKernels;       // kernels/linear.h
 struct ElementwiseKernels;  // kernels/elementwise.h
 struct AttentionKernels;    // kernels/attention.h
 struct SamplingKernels;     // kernels/sampling.h
+struct LimitKernels;        // kernels/limits.h
 
 struct Kernels {
   const char* name;
@@ -17,6 +18,7 @@ struct Kernels {
   const ElementwiseKernels* elementwise;
   const AttentionKernels* attention;
   const SamplingKernels* sampling;
+  const LimitKernels* limits;
 };
 
 // Levels that were compiled in and that this processor can run, best last.
