@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from noria.cli.bench_machine import JsonPath, roofline
+from noria.cli.common import engine_options
 from noria.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Measure a server at a URL, or the engine in this process."
 )
+app.command()(roofline)
 
 Preset = Annotated[str | None, typer.Option("--preset", help="A preset workload, W1 … W5; other flags change it.")]
 NumRequests = Annotated[int | None, typer.Option("--num-requests", help="How many requests.")]
@@ -39,9 +42,6 @@ Dataset = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed makes the same workload.")]
 Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Runs; the table shows the median run by throughput.")]
-JsonPath = Annotated[
-    Path | None, typer.Option("--json", help="Write the figures to this file (- for standard output).")
-]
 SloTtft = Annotated[float | None, typer.Option("--slo-ttft-ms", help="Goodput counts requests within this TTFT.")]
 SloTpot = Annotated[float | None, typer.Option("--slo-tpot-ms", help="Goodput counts requests within this TPOT.")]
 
@@ -242,7 +242,7 @@ def offline(
         "output": _lengths(output_len, "--output-len"),
         "shared": shared_len,
     }
-    options = _engine_options(
+    options = engine_options(
         model={"model": model, "dtype": dtype, "quantization": quantization},
         cache={"dtype": kv_cache_dtype},
         scheduler={"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
@@ -276,7 +276,7 @@ def continuous_batching(
     if _flag(enable_adaptive_batch_size, "--enable-adaptive-batch-size"):
         raise ConfigError("is not yet possible; leave it out or say false", "--enable-adaptive-batch-size")
     continuous = _flag(enable_continuous_batching, "--enable-continuous-batching")
-    options = _engine_options(
+    options = engine_options(
         model={"model": model, "quantization": quantization},
         scheduler={"max_num_seqs": batch_size, "continuous": continuous},
     )
@@ -292,15 +292,6 @@ def _flag(text: str, flag: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"must be true or false, got {text!r}", flag)
     return text.lower() == "true"
-
-
-def _engine_options(**parts: dict[str, Any]) -> EngineOptions:
-    from noria.config import EngineOptions
-
-    try:
-        return msgspec.convert(parts, EngineOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _run_in_process(options: EngineOptions, spec: WorkloadSpec, dataset: str, seed: int, title: str) -> list[Record]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from noria.config import ENGINE_SETTINGS, ServerOptions, nearest, setting
+from noria.config import ENGINE_SETTINGS, EngineOptions, ServerOptions, nearest, setting
 from noria.errors import ConfigError
 
 # Settings of the HTTP side by the name of their flag, and the field of ServerOptions.
@@ -68,3 +68,26 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     if options.drain_timeout < 0:
         raise ConfigError(f"must not be negative, got {options.drain_timeout}", "--drain-timeout")
     return options
+
+
+def engine_options(**parts: dict[str, Any]) -> EngineOptions:
+    """EngineOptions from the fields of its parts. Raises ConfigError for a value that is none of those allowed."""
+    import msgspec
+
+    try:
+        return msgspec.convert(parts, EngineOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def positive_numbers(text: str, flag: str) -> list[int]:
+    """ "1,8,100" → [1, 8, 100]; "0" → []. Raises ConfigError that names the flag."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if numbers == [0]:
+        return []
+    if min(numbers) < 1:
+        raise ConfigError(f"must be positive numbers separated by commas, got {text!r}", flag)
+    return numbers

@@ -1,0 +1,158 @@
+"""`noria bench roofline`: what the machine can do, and how much of it the kernels reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from noria.cli.common import engine_options, positive_numbers
+from noria.errors import ConfigError
+
+if TYPE_CHECKING:
+    from noria.bench.limits import MachineLimits
+    from noria.bench.roofline import PhaseReport
+    from noria.bench.steps import Phase, StepBench
+
+Model = Annotated[str, typer.Option("--model", help="Short name, repository id, directory or GGUF file.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, f32 or bf16.")]
+Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.")]
+CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, f32, bf16 or int8.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")]
+Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="About how long each step is measured.")]
+JsonPath = Annotated[
+    Path | None, typer.Option("--json", help="Write the figures to this file (- for standard output).")
+]
+_BUDGET = 1024  # tokens of a prefill step, as the engine's default is
+
+
+def roofline(
+    model: Model = "smollm2",
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="Take batch, context and prompts from a preset workload, W1 … W5.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", help="Sequences that decode: N,N,…; 0: no decoding (default 1,100).")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", help="Tokens of each decoding sequence: N,N,… (default 192).")
+    ] = None,
+    chunk: Annotated[
+        str | None, typer.Option("--chunk", help="Tokens of a prompt that is prefilled: N,N,…; 0: none (default 1024).")
+    ] = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = "auto",
+    kv_cache_dtype: CacheDtype = "auto",
+    threads: Threads = None,
+    seconds: Seconds = 2.0,
+    limits_only: Annotated[bool, typer.Option("--limits-only", help="Measure the machine and no model.")] = False,
+    json: JsonPath = None,
+) -> None:
+    """Measure the machine's limits and what share of them a model's steps reach, op by op."""
+    from noria.bench.limits import measure_limits
+    from noria.bench.tables import make_console, print_limits, print_phase
+
+    phases = [] if limits_only else _phases(preset, batch, context, chunk)
+    limits = measure_limits(_threads(threads))
+    console = None if str(json) == "-" else make_console()
+    if console:
+        print_limits(console, limits)
+    found: dict[str, Any] = {"limits": limits.as_json()}
+    if phases:
+        bench = _load(model, dtype, quantization, kv_cache_dtype, threads, phases)
+        found["model"] = _describe(model, bench)
+        if console:
+            console.print(f"{model}: {bench.schemes}, {bench.cache_layout.dtype} cache", highlight=False)
+        reports = []
+        for phase in phases:
+            reports.append(_measure(bench, phase, limits, seconds))
+            if console:
+                print_phase(console, reports[-1])
+        found["phases"] = [one.as_json() for one in reports]
+    _write(json, found)
+
+
+def _phases(preset: str | None, batch: str | None, context: str | None, chunk: str | None) -> list[Phase]:
+    """Phases to measure: what the flags say, else what the preset says, else the defaults."""
+    from noria.bench.steps import Phase
+
+    batches, contexts = positive_numbers(batch or "1,100", "--batch"), positive_numbers(context or "192", "--context")
+    prompts = [(1, tokens) for tokens in positive_numbers(chunk or "1024", "--chunk")]
+    if preset is not None:
+        preset_batch, preset_context, prompt, decodes = _preset(preset)
+        batches = batches if batch else [preset_batch] if decodes else []
+        contexts = contexts if context else [preset_context]
+        length = min(prompt, _BUDGET)
+        prompts = prompts if chunk else [(max(1, min(preset_batch, _BUDGET // length)), length)]
+    decode = [Phase("decode", seqs, length) for seqs in batches for length in contexts]
+    found = decode + [Phase("prefill", seqs, length) for seqs, length in prompts]
+    if not found:
+        raise ConfigError("nothing is left to be measured; say --limits-only if that is meant", "--batch")
+    return found
+
+
+def _preset(name: str) -> tuple[int, int, int, bool]:
+    """Of a preset: requests at a time, mean tokens of a decoding one, mean prompt, and whether it decodes at all."""
+    from noria.bench.workloads import presets
+
+    known = presets()
+    if name.upper() not in known:
+        raise ConfigError(f"there is no preset {name!r}; there are {', '.join(known)}", "--preset")
+    spec = known[name.upper()]
+    own, output = _mean(spec.input), _mean(spec.output)
+    return spec.concurrency or 1, spec.shared + own + output // 2, spec.shared + own, output > 1
+
+
+def _mean(lengths: int | tuple[int, int]) -> int:
+    """Of lengths drawn log-uniformly."""
+    import math
+
+    if isinstance(lengths, int):
+        return lengths
+    low, high = lengths
+    return low if low == high else round((high - low) / math.log(high / low))
+
+
+def _threads(asked: int | None) -> int:
+    from noria import _native
+
+    return asked or int(_native.topology()["threads"])
+
+
+def _load(model: str, dtype: str, quantization: str, cache: str, threads: int | None, phases: list[Phase]) -> StepBench:
+    from noria.bench.steps import StepBench
+
+    options = engine_options(
+        model={"model": model, "dtype": dtype, "quantization": quantization},
+        cache={"dtype": cache},
+        device={"threads": threads},
+    )
+    return StepBench(options, phases)
+
+
+def _describe(model: str, bench: StepBench) -> dict[str, Any]:
+    return {
+        "model": model,
+        "weights": bench.schemes,
+        "weight_bytes": bench.weight_bytes,
+        "cache": bench.cache_layout.dtype,
+        "threads": bench.backend.threads,
+        "isa": bench.backend.isa,
+    }
+
+
+def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: float) -> PhaseReport:
+    from noria.bench.limits import read_rate
+    from noria.bench.roofline import report, work_of_step, working_set
+
+    works = work_of_step(bench.graph, bench.batch(phase), bench.cache_layout, bench.vocab)
+    stored_rate = read_rate(bench.backend.threads, working_set(works.values()))
+    return report(phase, works, bench.measure(phase, seconds), limits, stored_rate)
+
+
+def _write(path: Path | None, found: dict[str, Any]) -> None:
+    from noria.bench.report import machine, write_json
+
+    if path is not None:
+        write_json(path, {"machine": machine(), **found})
