@@ -105,14 +105,14 @@ class _Counter:
         match op:
             case Embed():
                 stored = rows * op.table.nbytes // op.table.vocab
-                return Work(f"embed {op.out.width}", stored=stored, passing=4 * rows * op.out.width)
+                return Work(op_shape(op), stored=stored, passing=4 * rows * op.out.width)
             case Norm():
                 return self._norm(op, rows)
             case Linear():
                 return self._linear(op, rows)
             case GatedLinear():
                 both = (op.gate, op.up)
-                label = f"gated linear {op.gate.k}→2×{op.gate.n} {_schemes(both)}"
+                label = f"{op_shape(op)} {_schemes(both)}"
                 biases = 0 if op.gate_bias is None else 8 * op.gate.n
                 return Work(
                     label,
@@ -123,26 +123,26 @@ class _Counter:
             case RopeCache():
                 written = 2 * rows * op.kv_heads * self._entry_bytes(op.head_dim)
                 return Work(
-                    f"rope, cache {op.heads}+{op.kv_heads}×{op.head_dim}",
+                    op_shape(op),
                     stored=written,
                     passing=4 * rows * (op.qkv.width + op.out.width),
                 )
             case Attention():
                 return self._attention(op, rows)
             case Select():
-                return Work(f"select {op.out.width}", passing=8 * rows * op.out.width)
+                return Work(op_shape(op), passing=8 * rows * op.out.width)
 
     def _norm(self, op: Norm, rows: int) -> Work:
         width = op.out.width
         read = 4 * width * (1 if op.residual is None else 2)
         written = self._form_bytes(op.out, made=True) + (4 * width if self._readers[op.out.index].floats else 0)
-        return Work(f"norm {width}", stored=op.weight.nbytes, passing=rows * (read + written))
+        return Work(op_shape(op), stored=op.weight.nbytes, passing=rows * (read + written))
 
     def _linear(self, op: Linear, rows: int) -> Work:
         stored = sum(part.nbytes for part in op.parts) + (0 if op.bias is None else op.bias.nbytes)
         written = 4 * op.out.width * (1 if op.residual is None else 2)
         return Work(
-            f"linear {op.parts[0].k}→{op.out.width} {_schemes(op.parts)}",
+            f"{op_shape(op)} {_schemes(op.parts)}",
             _products(op.parts, rows),
             stored,
             rows * (_operand_bytes(op.parts) + written),
@@ -157,7 +157,7 @@ class _Counter:
         seen, held = visible_keys(self._batch, op.window)
         window = f", window {op.window}" if op.window else ""
         return Work(
-            f"attention {op.heads}/{op.kv_heads}×{op.head_dim} {self._cache.dtype}{window}",
+            f"{op_shape(op)} {self._cache.dtype}{window}",
             {_CACHE_ARITHMETIC[self._cache.dtype]: 4 * seen * op.heads * op.head_dim},
             2 * held * op.kv_heads * self._entry_bytes(op.head_dim),
             4 * rows * (op.q.width + op.out.width),
@@ -195,6 +195,21 @@ def op_name(op: Op) -> str:
         Select: "select",
     }
     return names[type(op)]
+
+
+def op_shape(op: Op) -> str:
+    """Op and shape, for people."""
+    match op:
+        case Linear():
+            return f"linear {op.x.width}→{op.out.width}"
+        case GatedLinear():
+            return f"gated linear {op.x.width}→2×{op.out.width}"
+        case RopeCache():
+            return f"rope, cache {op.heads}+{op.kv_heads}×{op.head_dim}"
+        case Attention():
+            return f"attention {op.heads}/{op.kv_heads}×{op.head_dim}"
+        case _:
+            return f"{op_name(op)} {op.out.width}"
 
 
 def _find_readers(graph: Graph) -> dict[int, _Readers]:

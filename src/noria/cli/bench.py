@@ -17,6 +17,7 @@ from noria.errors import ConfigError
 
 if TYPE_CHECKING:
     from noria.bench.http import Record
+    from noria.bench.profile import Profile
     from noria.bench.workloads import BenchRequest, Lengths, WorkloadSpec
     from noria.config import EngineOptions
 
@@ -231,8 +232,11 @@ def offline(
         int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")
     ] = None,
     backend: Annotated[str, typer.Option("--backend", help="cpu, or reference (NumPy, slow).")] = "cpu",
+    profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a step goes.")] = False,
 ) -> None:
     """Run a workload on an engine in this process: no HTTP, no sockets."""
+    from noria.bench.profile import Profile, print_profile
+
     changes = {
         "requests": num_requests,
         "concurrency": concurrency,
@@ -249,9 +253,14 @@ def offline(
         device={"threads": threads, "backend": backend},
     )
     spec = _spec(preset, changes)
-    runs = [_run_in_process(options, spec, dataset, seed + turn, preset or "offline") for turn in range(repeat)]
+    found = Profile() if profile else None
+    runs = [_run_in_process(options, spec, dataset, seed + turn, preset or "offline", found) for turn in range(repeat)]
     extra = {"options": msgspec.to_builtins(options), "workload": msgspec.to_builtins(spec), "seed": seed}
+    if found is not None:
+        extra["profile"] = found.as_json()
     _report(f"{preset or 'workload'} in process, {model}", runs, (slo_ttft_ms, slo_tpot_ms), json, extra)
+    if found is not None and str(json) != "-":
+        print_profile(found)
 
 
 @app.command("continuous-batching")
@@ -294,16 +303,12 @@ def _flag(text: str, flag: str) -> bool:
     return text.lower() == "true"
 
 
-def _run_in_process(options: EngineOptions, spec: WorkloadSpec, dataset: str, seed: int, title: str) -> list[Record]:
+def _run_in_process(
+    options: EngineOptions, spec: WorkloadSpec, dataset: str, seed: int, title: str, profile: Profile | None = None
+) -> list[Record]:
     from noria.bench.offline import run_offline
-    from noria.engine.core import EngineCore
-    from noria.executor.local import LocalExecutor
+    from noria.bench.profile import open_engine
 
     requests = _requests(spec, options.model.model, dataset, seed)
-    executor = LocalExecutor(options)
-    try:
-        core = EngineCore(executor, options.cache, options.scheduler)
-        with _progress(len(requests), title) as done:
-            return run_offline(core, requests, spec.concurrency, done)
-    finally:
-        executor.close()
+    with open_engine(options, profile) as core, _progress(len(requests), title) as done:
+        return run_offline(core, requests, spec.concurrency, done)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
+from typing import Protocol
 
 from noria.config import EngineOptions
 from noria.errors import EngineError
@@ -13,21 +15,35 @@ from noria.worker.worker import Worker
 _CLOSE_TIMEOUT = 30.0  # seconds that a step in progress is given to end
 
 
+class AnyWorker(Protocol):
+    """What the thread needs of a worker; see `noria.worker.worker.Worker`."""
+
+    @property
+    def info(self) -> WorkerInfo: ...
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
 class LocalExecutor:
     """See `noria.executor.base.Executor`. The constructor returns once the model is loaded.
 
+    Args:
+        make_worker: makes the worker, on the thread that will run it.
+
     Raises:
-        whatever `Worker` raises while it loads.
+        whatever the worker raises while it loads.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, make_worker: Callable[[EngineOptions], AnyWorker] = Worker) -> None:
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | WorkerInfo | BaseException] = queue.SimpleQueue()
         self._in_flight = 0
         self._failure: BaseException | None = None
         self._closed = False
         # A daemon, so that a hung kernel does not keep the process from exiting.
-        self._thread = threading.Thread(target=self._work, args=(options,), name="noria-worker", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(options, make_worker), name="noria-worker", daemon=True
+        )
         self._thread.start()
         loaded = self._results.get()
         if not isinstance(loaded, WorkerInfo):
@@ -66,10 +82,10 @@ class LocalExecutor:
         self._plans.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
 
-    def _work(self, options: EngineOptions) -> None:
+    def _work(self, options: EngineOptions, make_worker: Callable[[EngineOptions], AnyWorker]) -> None:
         """The thread: loads, then turns plans into results until told to end or until one fails."""
         try:
-            worker = Worker(options)
+            worker = make_worker(options)
         except BaseException as error:
             self._results.put(error)
             return

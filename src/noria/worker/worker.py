@@ -29,6 +29,7 @@ class Worker:
 
     Attributes:
         info: what was resolved.
+        program: the compiled model, for whoever measures it.
 
     Raises:
         ConfigError, ModelError and its kin: as `resolve`, `open_checkpoint`, `build_model` and `plan_cache` say.
@@ -61,8 +62,9 @@ class Worker:
         )
         layout = replace(layout, num_blocks=plan.num_blocks)
         slots = Slots(limits.max_seqs, plan.max_model_len, layout.block_size, layout.num_blocks)
+        self.program = backend.compile(model.graph, limits)
         self._runner = Runner(
-            backend.compile(model.graph, limits),
+            self.program,
             backend.new_cache(layout),
             backend.new_sampler(limits.max_seqs, config.vocab),
             slots,
