@@ -348,6 +348,7 @@ def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
         host, port = server.url.removeprefix("http://").split(":")
         body = json.dumps({"prompt": "a", "max_tokens": 190, "stream": stream, "n": 2}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        idle = len(asyncio.all_tasks(server.loop))
         raw = socket.create_connection((host, int(port)), 5)
         raw.sendall(head.encode() + body)
         wait_until(lambda: core.steps > 3)
@@ -358,6 +359,7 @@ def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
         assert core.steps < 100
         assert server.state.client.unfinished == 0
         assert not core.rows
+        wait_until(lambda: len(asyncio.all_tasks(server.loop)) <= idle, 2.0)  # nobody waits on for its answer
         page = httpx.get(f"{server.url}/metrics").text
         assert 'noria_request_success_total{finished_reason="abort",model_name="wheel"} 2.0' in page
 

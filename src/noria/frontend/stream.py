@@ -97,11 +97,15 @@ def _joined(old: LogProbColumns | None, new: LogProbColumns) -> LogProbColumns:
     return old
 
 
+class StreamClosedError(Exception):
+    """The stream was closed while somebody waited for its news."""
+
+
 class RequestStream:
     """The choices of one user request, as they grow. Choice index = prompt index * n + index within its n.
 
     Iterate for lists of increments, one per choice that has news; or await `result()` for the whole. `close()` aborts
-    whatever has not finished; leaving `with` closes.
+    whatever has not finished, and ends a reader that waits with StreamClosedError; leaving `with` closes.
     """
 
     def __init__(self, choices: int, prompt_tokens: int, on_close: Callable[[RequestStream], None]) -> None:
@@ -112,6 +116,7 @@ class RequestStream:
         self._news: dict[int, Increment] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._patient = False
+        self._closed = False
         self._error: Exception | None = None
         self._on_close = on_close
 
@@ -153,6 +158,8 @@ class RequestStream:
         if self.live:
             self._on_close(self)
             self.live.clear()
+            self._closed = True
+            self._wake()
 
     async def _wait(self) -> bool:
         """Until there is news (for the patient: until all is there). False: all was read."""
@@ -162,6 +169,8 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
+        if self._closed:
+            raise StreamClosedError
         if self._error is not None and (self._patient or not self._news):
             raise self._error
         return bool(self._news)

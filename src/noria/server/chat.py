@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidRequestError
-from noria.frontend.stream import Increment, RequestStream
+from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.params import MAX_LOGPROBS, SamplingParams
 from noria.server.errors import describe
 from noria.server.http import DONE, EventStream, event, json_response
@@ -111,6 +111,8 @@ class _Reply:
             if self._wanted.include_usage:
                 yield event(self._chunk([], usage(self._stream, self._tokens)))
             log_answer("chat stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        except StreamClosedError:
+            raise  # the client has gone
         except Exception as error:
             log.warning("chat %s failed: %s", self._id, error)
             yield event(describe(error)[1])

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.errors import AuthenticationError, QueueFullError, TooLargeError
+from noria.frontend.stream import StreamClosedError
 from noria.server.errors import error_response, from_decoding
 
 T = TypeVar("T")
@@ -125,6 +126,8 @@ class EventStream(Response):
                     if watch.gone:
                         return
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except StreamClosedError:
+            return  # the watch closed it: nobody is there to read on
         finally:
             self._close()
 

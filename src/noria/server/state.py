@@ -15,7 +15,7 @@ from noria.errors import EngineError, InvalidRequestError, NotFoundError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.inputs import InputProcessor
-from noria.frontend.stream import Increment, RequestStream
+from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
@@ -98,7 +98,10 @@ async def whole(request: Request, stream: RequestStream) -> list[Increment]:
     """All of an answer. Aborts it if the client goes; raises EngineError if a choice ended in error."""
     with stream, Watch(request.receive) as watch:
         watch.callback = stream.close
-        choices = await stream.result()
+        try:
+            choices = await stream.result()
+        except StreamClosedError:
+            raise ClientGoneError from None
         if watch.gone:
             raise ClientGoneError
     for choice in choices:
