@@ -72,6 +72,17 @@ def sampling_work(rows: int, vocab: int) -> Work:
     return Work("sampling", passing=4 * rows * vocab)
 
 
+def product_work(parts: tuple[Weight, ...], rows: int) -> Work:
+    """x @ concat(parts).T with so many rows."""
+    n = sum(part.n for part in parts)
+    return Work(
+        f"{parts[0].k}→{n} {_schemes(parts)}",
+        _products(parts, rows),
+        sum(part.nbytes for part in parts),
+        rows * (_operand_bytes(parts) + 4 * n),
+    )
+
+
 @dataclass(slots=True)
 class _Readers:
     """What is read of a value: its floats, and forms (format, group) that products take it in."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from noria.cli.bench_machine import JsonPath, roofline
+from noria.cli.bench_machine import JsonPath, kernels, roofline
 from noria.cli.common import engine_options
 from noria.errors import ConfigError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Measure a server at a URL, or the engine in this process."
 )
 app.command()(roofline)
+app.command()(kernels)
 
 Preset = Annotated[str | None, typer.Option("--preset", help="A preset workload, W1 … W5; other flags change it.")]
 NumRequests = Annotated[int | None, typer.Option("--num-requests", help="How many requests.")]

@@ -1,4 +1,4 @@
-"""`noria bench roofline`: what the machine can do, and how much of it the kernels reach."""
+"""`noria bench roofline` and `kernels`: what the machine can do, and how much of it the kernels reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from noria.cli.common import engine_options, positive_numbers
 from noria.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from noria.bench.limits import MachineLimits
+    from noria.bench.products import ProductTime
     from noria.bench.roofline import PhaseReport
     from noria.bench.steps import Phase, StepBench
 
@@ -25,6 +28,7 @@ JsonPath = Annotated[
     Path | None, typer.Option("--json", help="Write the figures to this file (- for standard output).")
 ]
 _BUDGET = 1024  # tokens of a prefill step, as the engine's default is
+_MOST_SEQS = 256  # that decode at once, as the engine's default is
 
 
 def roofline(
@@ -71,6 +75,94 @@ def roofline(
                 print_phase(console, reports[-1])
         found["phases"] = [one.as_json() for one in reports]
     _write(json, found)
+
+
+def kernels(
+    model: Model = "smollm2",
+    rows: Annotated[str, typer.Option("--rows", help="Rows of each op: N,N,…")] = "1,8,100,512",
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="Tokens that each of up to 256 rows, decoding, attends to.")
+    ] = 192,
+    shapes: Annotated[
+        str | None, typer.Option("--shapes", help="Only products of these shapes, outputs x inputs: 1536x576,…")
+    ] = None,
+    schemes: Annotated[
+        str, typer.Option("--schemes", help="With --shapes: their schemes, as int8/64,int4/32,bf16,f32.")
+    ] = "int8/64,int4/32,bf16,f32",
+    isa: Annotated[str | None, typer.Option("--isa", help="Instruction set level (default: the best one).")] = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = "auto",
+    kv_cache_dtype: CacheDtype = "auto",
+    threads: Threads = None,
+    seconds: Seconds = 0.5,
+    json: JsonPath = None,
+) -> None:
+    """Measure every op at a model's shapes, and the products by themselves, beside oneDNN where PyTorch brings it."""
+    from noria.bench.limits import measure_limits
+    from noria.bench.onednn import load_onednn
+    from noria.bench.products import products_of, random_product, time_products
+    from noria.bench.tables import make_console
+
+    counts = positive_numbers(rows, "--rows")
+    if not counts:
+        raise ConfigError("must name at least one number of rows", "--rows")
+    pool = _pool(isa, threads)
+    limits = measure_limits(pool.threads)
+    found: dict[str, Any] = {"limits": limits.as_json()}
+    reports = []
+    if shapes is None:
+        phases = _rows_as_phases(counts, context)
+        bench = _load(model, dtype, quantization, kv_cache_dtype, threads, phases)
+        found["model"] = _describe(model, bench)
+        reports = [_measure(bench, phase, limits, seconds) for phase in phases]
+        found["ops"] = [one.as_json() for one in reports]
+        products = products_of(bench.graph)
+    else:
+        products = [random_product(scheme, shape) for scheme in schemes.split(",") for shape in shapes.split(",")]
+    onednn = load_onednn(pool.threads)
+    times = list(time_products(products, counts, pool, limits, onednn, seconds))
+    found |= {"products": [one.as_json() for one in times], "onednn": onednn.version if onednn else None}
+    if str(json) != "-":
+        _print_kernels(make_console(), limits, reports, times, found["onednn"])
+    _write(json, found)
+
+
+def _print_kernels(
+    console: Console,
+    limits: MachineLimits,
+    reports: list[PhaseReport],
+    times: list[ProductTime],
+    onednn: str | None,
+) -> None:
+    from noria.bench.matrix import print_ops, print_products
+    from noria.bench.tables import print_limits
+
+    print_limits(console, limits)
+    if reports:
+        print_ops(console, reports)
+    print_products(console, times, onednn)
+
+
+def _pool(isa: str | None, threads: int | None) -> Any:
+    """Chooses the level and makes a pool."""
+    from noria import _native
+
+    if isa is not None:
+        try:
+            _native.select_isa(isa)
+        except ValueError as error:
+            raise ConfigError(str(error), "--isa") from None
+    return _native.Pool(_threads(threads))
+
+
+def _rows_as_phases(counts: list[int], context: int) -> list[Phase]:
+    """As many sequences as rows, up to what a server runs at once by default; beyond, the rows of one prompt."""
+    from noria.bench.steps import Phase
+
+    return [
+        Phase("decode", count, context) if count <= _MOST_SEQS else Phase("prefill", 1, count, all_outputs=True)
+        for count in counts
+    ]
 
 
 def _phases(preset: str | None, batch: str | None, context: str | None, chunk: str | None) -> list[Phase]:
