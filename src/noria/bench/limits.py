@@ -153,7 +153,7 @@ def best_rate(work: Callable[[int], int], seconds: float) -> float:
     for _ in range(_TRIES - 1):
         began = time.perf_counter()
         done = work(repeats)
-        best = max(best, done / (time.perf_counter() - began))
+        best = max(best, done / max(time.perf_counter() - began, 1e-9))
     return best
 
 
