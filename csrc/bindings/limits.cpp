@@ -55,6 +55,8 @@ void bind_limits(nb::module_& m) {
       .def("read", &read, nb::arg("pool"), nb::arg("bytes"), nb::arg("shared"), nb::arg("ahead") = 0, nb::arg("repeats") = 1,
            "Reads the first `bytes` `repeats` times: pieces of it by whoever is free (shared), or a stretch for each thread. "
            "Returns the bytes read.");
+  m.def("limit_pin", &limit_pin, nb::arg("pool"), nb::arg("on"), nb::call_guard<nb::gil_scoped_release>(),
+        "Holds each of the pool's threads, the calling one included, to a processor of its own, or lets them go.");
   m.def("limit_wake",
         [](Pool& pool, bool asleep, int repeats) {
           require_positive(repeats, "repeats");

@@ -7,7 +7,12 @@
 #include <thread>
 
 #include "core/isa.h"
+#include "core/topology.h"
 #include "kernels/limits.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 namespace noria {
 
@@ -23,6 +28,18 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 auto product_kernel(Scheme scheme) {
   const LimitKernels& table = *kernels().limits;
   return scheme == Scheme::f32 ? table.f32 : scheme == Scheme::bf16 ? table.bf16 : table.int8;
+}
+
+// Runs task(thread) on every thread of the pool. Nobody leaves before all are there: a thread holds one task, so that each
+// must take one.
+template <class F> void on_every_thread(Pool& pool, F&& task) {
+  const int threads = pool.threads();
+  std::atomic<int> present{0};
+  pool.run(threads, [&](int64_t, int thread) {
+    task(thread);
+    ++present;
+    while (present.load() < threads) std::this_thread::yield();
+  });
 }
 
 }  // namespace
@@ -68,19 +85,31 @@ int64_t LimitMemory::read(Pool& pool, int64_t bytes, bool shared, int64_t ahead,
   return pieces * piece * repeats;
 }
 
+bool limit_pin(Pool& pool, bool on) {
+#if defined(__linux__)
+  const Topology& here = machine();
+  const size_t count = here.cpus.size();
+  if (count != static_cast<size_t>(here.physical_cores) || count < static_cast<size_t>(pool.threads())) return false;
+  on_every_thread(pool, [&](int thread) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (size_t i = 0; i < count; ++i)
+      if (!on || i == static_cast<size_t>(thread)) CPU_SET(here.cpus[i], &set);
+    sched_setaffinity(0, sizeof set, &set);
+  });
+  return true;
+#else
+  return false;
+#endif
+}
+
 std::vector<double> limit_wake(Pool& pool, bool asleep, int repeats) {
-  const int threads = pool.threads();
   std::vector<double> times;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     if (asleep) std::this_thread::sleep_for(kAsleep);
-    else pool.run(threads, [](int64_t, int) {});
-    std::atomic<int> present{0};
+    else on_every_thread(pool, [](int) {});
     const auto start = Clock::now();
-    // Nobody leaves before all are there: a thread holds one task, so that each must take one.
-    pool.run(threads, [&](int64_t, int) {
-      ++present;
-      while (present.load() < threads) std::this_thread::yield();
-    });
+    on_every_thread(pool, [](int) {});
     times.push_back(seconds_since(start));
   }
   return times;

@@ -28,6 +28,11 @@ class LimitMemory {
   Buffer data_;
 };
 
+// Holds each thread of the pool, the caller's included, to a processor of its own, or lets all of them go again: a system
+// that packs threads onto few processors would otherwise halve a limit now and then. False, and without effect, where the
+// system cannot do it or where several processors may be one core.
+bool limit_pin(Pool& pool, bool on);
+
 // [repeats] seconds from the start of a run until every thread of the pool is in it. `asleep`: the threads have slept
 // before; else they have just ended a run and wait awake.
 std::vector<double> limit_wake(Pool& pool, bool asleep, int repeats);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from helpers.tiny_models import CASES, write_checkpoint
 from noria import _native
 from noria.backends.base import Batch, CacheLayout, Graph, RopeTable, Scheme, Table, Weight
 from noria.bench.counts import count_step, visible_keys
-from noria.bench.limits import ARITHMETICS, MachineLimits, Rate, ReadLimit, best_rate, measure_limits, read_levels
+from noria.bench.limits import (
+    ARITHMETICS,
+    MachineLimits,
+    Rate,
+    ReadLimit,
+    best_rate,
+    measure_limits,
+    pinned_threads,
+    read_levels,
+)
 from noria.bench.roofline import bound, report, work_of_step, working_set
 from noria.bench.steps import Phase, StepBench
 from noria.cli.main import main
@@ -23,6 +33,7 @@ from noria.errors import ConfigError
 LIMITS = MachineLimits(
     isa="made up",
     threads=2,
+    pinned=True,
     products={"int8": Rate(100e9, 200e9), "bf16": Rate(50e9, 100e9), "f32": Rate(25e9, 50e9)},
     instructions={"int8": "a", "bf16": "b", "f32": "c"},
     reads=(
@@ -166,6 +177,17 @@ def test_limits_are_measured() -> None:
     assert all(rate.one > 0 and rate.all > 0 for rate in rates)
     assert min(found.wake_asleep, found.wake_awake, found.run) > 0
     assert json.loads(json.dumps(found.as_json()))["products"]["int8"]["all"] > 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
+def test_threads_are_let_go_again() -> None:
+    before = os.sched_getaffinity(0)
+    pool = _native.Pool(2)
+    with pinned_threads(pool) as pinned:
+        assert len(os.sched_getaffinity(0)) == (1 if pinned else len(before))
+    assert os.sched_getaffinity(0) == before
+    assert not _native.limit_pin(_native.Pool(len(before) + 1), True)  # one for each there is not
+    assert os.sched_getaffinity(0) == before
 
 
 def topology(l2: int, l3: int, available: int = 16 << 30) -> dict[str, Any]:

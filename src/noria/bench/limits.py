@@ -7,7 +7,8 @@ kernels of the level in use are made of. A limit is the best of several tries, s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -46,12 +47,14 @@ class MachineLimits:
     """Attributes:
     products: operations per second by arithmetic, a multiply-add being two.
     instructions: what those are made of.
+    pinned: whether each thread was held to a processor of its own.
     wake_asleep, wake_awake: median seconds from the start of a run until all threads are in it.
     run: seconds of a run of empty tasks, the least that an op costs.
     """
 
     isa: str
     threads: int
+    pinned: bool
     products: dict[Arithmetic, Rate]
     instructions: dict[Arithmetic, str]
     reads: tuple[ReadLimit, ...]
@@ -81,21 +84,33 @@ def measure_limits(threads: int, seconds: float = 0.15, most_bytes: int = _MOST_
         seconds: about how long each figure takes. most_bytes: most memory taken.
     """
     one, every = _native.Pool(1), _native.Pool(threads)
-    products = {
-        kind: Rate(_product_rate(one, kind, seconds), _product_rate(every, kind, seconds)) for kind in ARITHMETICS
-    }
     levels = read_levels(_native.topology(), threads, most_bytes)
     memory = _native.LimitMemory(every, max(stretch.bytes_of_all for stretch in levels))
-    return MachineLimits(
-        isa=_native.isa(),
-        threads=threads,
-        products=products,
-        instructions={kind: _native.limit_instruction(kind) for kind in ARITHMETICS},
-        reads=tuple(_read_limit(memory, one, every, level, seconds) for level in levels),
-        wake_asleep=float(np.median(_native.limit_wake(every, True, 15))),
-        wake_awake=float(np.median(_native.limit_wake(every, False, 200))),
-        run=min(_native.limit_run(every, 1000) for _ in range(_TRIES)),
-    )
+    with pinned_threads(every) as pinned:
+        return MachineLimits(
+            isa=_native.isa(),
+            threads=threads,
+            pinned=pinned,
+            products={
+                kind: Rate(_product_rate(one, kind, seconds), _product_rate(every, kind, seconds))
+                for kind in ARITHMETICS
+            },
+            instructions={kind: _native.limit_instruction(kind) for kind in ARITHMETICS},
+            reads=tuple(_read_limit(memory, one, every, level, seconds) for level in levels),
+            wake_asleep=float(np.median(_native.limit_wake(every, True, 15))),
+            wake_awake=float(np.median(_native.limit_wake(every, False, 200))),
+            run=min(_native.limit_run(every, 1000) for _ in range(_TRIES)),
+        )
+
+
+@contextmanager
+def pinned_threads(pool: Any) -> Iterator[bool]:
+    """Holds each thread of a pool, this one included, to a processor of its own; yields whether that was possible."""
+    pinned = bool(_native.limit_pin(pool, True))
+    try:
+        yield pinned
+    finally:
+        _native.limit_pin(pool, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +151,8 @@ def read_rate(threads: int, nbytes: int, seconds: float = 0.3) -> float:
     pool = _native.Pool(threads)
     size = _whole(min(max(nbytes, threads << 16), _MOST_BYTES))
     memory = _native.LimitMemory(pool, size)
-    return _best_read(memory, pool, size, True, seconds)
+    with pinned_threads(pool):
+        return _best_read(memory, pool, size, True, seconds)
 
 
 def best_rate(work: Callable[[int], int], seconds: float) -> float:

@@ -28,7 +28,8 @@ def make_table(title: str, *columns: str, left: int = 1) -> Table:
 
 def print_limits(console: Console, limits: MachineLimits) -> None:
     """Products, reads, and the pool."""
-    table = make_table(f"Limits at {limits.isa}", "", "one thread", f"all {limits.threads}", "unit", "how")
+    how = "each thread held to a processor" if limits.pinned else "threads where the system puts them"
+    table = make_table(f"Limits at {limits.isa}, {how}", "", "one thread", f"all {limits.threads}", "unit", "how")
     for kind in ARITHMETICS:
         rate = limits.products[kind]
         table.add_row(f"{kind} products", *_numbers(rate.one, rate.all), "GOP/s", limits.instructions[kind])
