@@ -104,8 +104,12 @@ def measure_limits(threads: int, seconds: float = 0.15, most_bytes: int = _MOST_
 
 
 @contextmanager
-def pinned_threads(pool: Any) -> Iterator[bool]:
-    """Holds each thread of a pool, this one included, to a processor of its own; yields whether that was possible."""
+def pinned_threads(pool: Any | None) -> Iterator[bool]:
+    """Holds each thread of a pool (None: of no pool), this one included, to a processor of its own; yields whether that
+    was possible."""
+    if pool is None:
+        yield False
+        return
     pinned = bool(_native.limit_pin(pool, True))
     try:
         yield pinned

@@ -72,6 +72,7 @@ class PhaseReport:
             "tokens": self.phase.tokens,
             "steps": self.times.steps,
             "step_ms": 1e3 * whole,
+            "median_step_ms": 1e3 * self.times.median,
             "limit_ms": 1e3 * self.limit,
             "of_limit": self.of_limit,
             "tokens_per_s": self.phase.tokens / whole,

@@ -58,7 +58,10 @@ def print_phase(console: Console, found: PhaseReport) -> None:
     table.add_row("the rest", "", f"{1e3 * found.times.rest:,.3f}", f"{found.times.rest / whole:.1%}", "", "", "", "")
     console.print(table)
     held, rate = found.working_set / 1e6, found.stored_rate / 1e9
-    console.print(f"weights and cache: {held:,.1f} MB a step, read at {rate:,.1f} GB/s at best")
+    console.print(
+        f"weights and cache: {held:,.1f} MB a step, read at {rate:,.1f} GB/s at best; the fastest quarter of "
+        f"{found.times.steps} steps, whose median is {1e3 * found.times.median:,.2f} ms"
+    )
 
 
 def _op_cells(row: OpRow, whole: float) -> tuple[str, ...]:

@@ -24,6 +24,10 @@ Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, i
 CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, f32, bf16 or int8.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="About how long each step is measured.")]
+Pin = Annotated[
+    bool,
+    typer.Option("--pin/--no-pin", help="Hold each compute thread to a processor of its own while a step is measured."),
+]
 JsonPath = Annotated[
     Path | None, typer.Option("--json", help="Write the figures to this file (- for standard output).")
 ]
@@ -50,6 +54,7 @@ def roofline(
     kv_cache_dtype: CacheDtype = "auto",
     threads: Threads = None,
     seconds: Seconds = 2.0,
+    pin: Pin = False,
     limits_only: Annotated[bool, typer.Option("--limits-only", help="Measure the machine and no model.")] = False,
     json: JsonPath = None,
 ) -> None:
@@ -70,7 +75,7 @@ def roofline(
             console.print(f"{model}: {bench.schemes}, {bench.cache_layout.dtype} cache", highlight=False)
         reports = []
         for phase in phases:
-            reports.append(_measure(bench, phase, limits, seconds))
+            reports.append(_measure(bench, phase, limits, seconds, pin))
             if console:
                 print_phase(console, reports[-1])
         found["phases"] = [one.as_json() for one in reports]
@@ -95,10 +100,11 @@ def kernels(
     kv_cache_dtype: CacheDtype = "auto",
     threads: Threads = None,
     seconds: Seconds = 0.5,
+    pin: Pin = True,
     json: JsonPath = None,
 ) -> None:
     """Measure every op at a model's shapes, and the products by themselves, beside oneDNN where PyTorch brings it."""
-    from noria.bench.limits import measure_limits
+    from noria.bench.limits import measure_limits, pinned_threads
     from noria.bench.onednn import load_onednn
     from noria.bench.products import products_of, random_product, time_products
     from noria.bench.tables import make_console
@@ -114,13 +120,14 @@ def kernels(
         phases = _rows_as_phases(counts, context)
         bench = _load(model, dtype, quantization, kv_cache_dtype, threads, phases)
         found["model"] = _describe(model, bench)
-        reports = [_measure(bench, phase, limits, seconds) for phase in phases]
+        reports = [_measure(bench, phase, limits, seconds, pin) for phase in phases]
         found["ops"] = [one.as_json() for one in reports]
         products = products_of(bench.graph)
     else:
         products = [random_product(scheme, shape) for scheme in schemes.split(",") for shape in shapes.split(",")]
     onednn = load_onednn(pool.threads)
-    times = list(time_products(products, counts, pool, limits, onednn, seconds))
+    with pinned_threads(pool if pin else None):
+        times = list(time_products(products, counts, pool, limits, onednn, seconds))
     found |= {"products": [one.as_json() for one in times], "onednn": onednn.version if onednn else None}
     if str(json) != "-":
         _print_kernels(make_console(), limits, reports, times, found["onednn"])
@@ -234,13 +241,14 @@ def _describe(model: str, bench: StepBench) -> dict[str, Any]:
     }
 
 
-def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: float) -> PhaseReport:
-    from noria.bench.limits import read_rate
+def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: float, pin: bool) -> PhaseReport:
+    from noria.bench.limits import pinned_threads, read_rate
     from noria.bench.roofline import report, work_of_step, working_set
 
     works = work_of_step(bench.graph, bench.batch(phase), bench.cache_layout, bench.vocab)
     stored_rate = read_rate(bench.backend.threads, working_set(works.values()))
-    return report(phase, works, bench.measure(phase, seconds), limits, stored_rate)
+    with pinned_threads(bench.backend.pool if pin else None):
+        return report(phase, works, bench.measure(phase, seconds), limits, stored_rate)
 
 
 def _write(path: Path | None, found: dict[str, Any]) -> None:
