@@ -29,11 +29,12 @@ int64_t products(Pool& pool, const std::string& scheme, int64_t turns, int64_t t
   return limit_products(pool, known, turns, tasks);
 }
 
-int64_t read(const LimitMemory& memory, Pool& pool, int64_t bytes, bool shared, int64_t ahead, int64_t repeats) {
+int64_t read(const LimitMemory& memory, Pool& pool, int64_t bytes, bool shared, int64_t ahead, int64_t repeats,
+             int64_t first) {
   require_positive(repeats, "repeats");
   if (ahead < 0) throw std::invalid_argument("ahead must not be negative");
   nb::gil_scoped_release release;
-  return memory.read(pool, bytes, shared, ahead, repeats);
+  return memory.read(pool, first, bytes, shared, ahead, repeats);
 }
 
 }  // namespace
@@ -53,7 +54,8 @@ void bind_limits(nb::module_& m) {
            nb::arg("pool"), nb::arg("bytes"))
       .def_prop_ro("bytes", &LimitMemory::bytes)
       .def("read", &read, nb::arg("pool"), nb::arg("bytes"), nb::arg("shared"), nb::arg("ahead") = 0, nb::arg("repeats") = 1,
-           "Reads the first `bytes` `repeats` times: pieces of it by whoever is free (shared), or a stretch for each thread. "
+           nb::arg("first") = 0,
+           "Reads `bytes` from the offset `first` on `repeats` times: pieces of it by whoever is free (shared), or a stretch for each thread. "
            "Returns the bytes read.");
   m.def("limit_pin", &limit_pin, nb::arg("pool"), nb::arg("on"), nb::call_guard<nb::gil_scoped_release>(),
         "Holds each of the pool's threads, the calling one included, to a processor of its own, or lets them go.");

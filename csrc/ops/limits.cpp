@@ -66,14 +66,14 @@ LimitMemory::LimitMemory(Pool& pool, int64_t bytes) : data_(static_cast<size_t>(
   });
 }
 
-int64_t LimitMemory::read(Pool& pool, int64_t bytes, bool shared, int64_t ahead, int64_t repeats) const {
+int64_t LimitMemory::read(Pool& pool, int64_t first, int64_t bytes, bool shared, int64_t ahead, int64_t repeats) const {
   const int64_t threads = pool.threads();
-  if (bytes > this->bytes()) throw std::invalid_argument("there is less memory to read than that");
+  if (first < 0 || bytes > this->bytes() - first) throw std::invalid_argument("there is less memory to read than that");
   const int64_t piece = shared ? std::min(kPieceBytes, bytes / threads / kReadBytes * kReadBytes)
                                : bytes / threads / kReadBytes * kReadBytes;
   if (piece < kReadBytes) throw std::invalid_argument("too little memory to read for so many threads");
   const auto run = kernels().limits->read;
-  const char* data = data_.as<char>();
+  const char* data = data_.as<char>() + first;
   const int64_t pieces = shared ? bytes / piece : threads;
   pool.begin_step();
   if (shared) {

@@ -19,10 +19,10 @@ class LimitMemory {
   // Throws std::bad_alloc.
   explicit LimitMemory(Pool& pool, int64_t bytes);
   int64_t bytes() const { return static_cast<int64_t>(data_.bytes()); }
-  // Reads the first `bytes` `repeats` times and returns how much that was. `shared`: the threads take pieces of it, as they
+  // Reads `bytes` from the offset `first` on `repeats` times and returns how much that was. `shared`: the threads take pieces of it, as they
   // take the panels of a weight; else each reads a stretch of its own, of `bytes / threads`, again and again. `ahead`: see
   // LimitKernels::read. Throws std::invalid_argument for more bytes than there are or than cover one line per thread.
-  int64_t read(Pool& pool, int64_t bytes, bool shared, int64_t ahead, int64_t repeats) const;
+  int64_t read(Pool& pool, int64_t first, int64_t bytes, bool shared, int64_t ahead, int64_t repeats) const;
 
  private:
   Buffer data_;

@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from noria import _native
 
 Arithmetic = Literal["f32", "bf16", "int8"]
 ARITHMETICS: tuple[Arithmetic, ...] = ("int8", "bf16", "f32")
 _TURNS = 20_000  # of a product loop: some tenths of a millisecond per task
-_TRIES = 6
+_TRIES = 6  # at least
+_TRY = 0.002  # seconds
+_SLICE = 8 << 20  # bytes of a shared stretch that are timed together
+_PASSES = 4  # over a shared stretch, at least
 _AHEADS = (0, 2048, 8192)  # bytes that a read asks for ahead; the best counts
 _MEMORY_BYTES = 256 << 20  # least that stands for "memory"
 _MOST_BYTES = 1 << 30
@@ -48,7 +49,7 @@ class MachineLimits:
     products: operations per second by arithmetic, a multiply-add being two.
     instructions: what those are made of.
     pinned: whether each thread was held to a processor of its own.
-    wake_asleep, wake_awake: median seconds from the start of a run until all threads are in it.
+    wake_asleep, wake_awake: seconds from the start of a run until all threads are in it.
     run: seconds of a run of empty tasks, the least that an op costs.
     """
 
@@ -97,8 +98,8 @@ def measure_limits(threads: int, seconds: float = 0.15, most_bytes: int = _MOST_
             },
             instructions={kind: _native.limit_instruction(kind) for kind in ARITHMETICS},
             reads=tuple(_read_limit(memory, one, every, level, seconds) for level in levels),
-            wake_asleep=float(np.median(_native.limit_wake(every, True, 15))),
-            wake_awake=float(np.median(_native.limit_wake(every, False, 200))),
+            wake_asleep=min(_native.limit_wake(every, True, 20)),
+            wake_awake=min(_native.limit_wake(every, False, 200)),
             run=min(_native.limit_run(every, 1000) for _ in range(_TRIES)),
         )
 
@@ -149,7 +150,7 @@ def read_levels(topology: dict[str, Any], threads: int, most_bytes: int = _MOST_
     return levels
 
 
-def read_rate(threads: int, nbytes: int, seconds: float = 0.3) -> float:
+def read_rate(threads: int, nbytes: int, seconds: float = 0.6) -> float:
     """Bytes per second that all threads together read of a stretch of `nbytes` (of at most 1 GiB), over and over: the
     limit of whatever reads so much once per step, part of which a large cache may hold."""
     pool = _native.Pool(threads)
@@ -160,20 +161,24 @@ def read_rate(threads: int, nbytes: int, seconds: float = 0.3) -> float:
 
 
 def best_rate(work: Callable[[int], int], seconds: float) -> float:
-    """Most per second that `work(repeats)` reached; it returns how much it did. Several tries, `seconds` in all."""
-    repeats, least = 1, seconds / (2 * _TRIES)
+    """Most per second that `work(repeats)` reached; it returns how much it did.
+
+    Tries are short, so that some fall between the time slices of a neighbour, and take about `seconds` in all.
+    """
+    repeats = 1
     while True:
         began = time.perf_counter()
-        done = work(repeats)
-        spent = max(time.perf_counter() - began, 1e-7)
-        if spent >= least:
+        best = work(repeats) / max(time.perf_counter() - began, 1e-9)
+        spent = time.perf_counter() - began
+        if spent >= _TRY or spent >= seconds / _TRIES:
             break
-        repeats = min(repeats * 16, int(repeats * least / spent) + 1)
-    best = done / spent
-    for _ in range(_TRIES - 1):
+        repeats = min(repeats * 16, int(repeats * _TRY / max(spent, 1e-7)) + 1)
+    end, tries = time.perf_counter() + seconds, 1
+    while tries < _TRIES or time.perf_counter() < end:
         began = time.perf_counter()
         done = work(repeats)
         best = max(best, done / max(time.perf_counter() - began, 1e-9))
+        tries += 1
     return best
 
 
@@ -188,10 +193,29 @@ def _read_limit(memory: Any, one: Any, every: Any, level: Stretch, seconds: floa
 
 
 def _best_read(memory: Any, pool: Any, nbytes: int, shared: bool, seconds: float) -> float:
-    def rate(ahead: int) -> float:
-        return best_rate(lambda repeats: int(memory.read(pool, nbytes, shared, ahead, repeats)), seconds / len(_AHEADS))
+    share = seconds / len(_AHEADS)
+    if shared:
+        return max(_rate_of_slices(memory, pool, nbytes, ahead, share) for ahead in _AHEADS)
 
-    return max(rate(ahead) for ahead in _AHEADS)
+    def own(ahead: int) -> float:
+        return best_rate(lambda repeats: int(memory.read(pool, nbytes, False, ahead, repeats)), share)
+
+    return max(own(ahead) for ahead in _AHEADS)
+
+
+def _rate_of_slices(memory: Any, pool: Any, nbytes: int, ahead: int, seconds: float) -> float:
+    """Reads a stretch slice by slice, over and over; each slice counts with its shortest time. So a neighbour's time
+    slices do not count, and yet no slice that a cache happens to hold stands for all."""
+    starts = list(range(0, nbytes, _SLICE))
+    shortest = [float("inf")] * len(starts)
+    end, passes = time.perf_counter() + seconds, 0
+    while passes < _PASSES or time.perf_counter() < end:
+        for index, start in enumerate(starts):
+            began = time.perf_counter()
+            memory.read(pool, min(_SLICE, nbytes - start), True, ahead, 1, start)
+            shortest[index] = min(shortest[index], time.perf_counter() - began)
+        passes += 1
+    return nbytes / sum(shortest)
 
 
 def _whole(nbytes: int) -> int:

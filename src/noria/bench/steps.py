@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noria.backends import get_backend
 from noria.backends.base import Batch, CacheLayout, Limits, SlotSampling
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from noria.backends.cpu import CpuBackend
 
 _LOGITS_BYTES = 64 << 20  # most logits held at once, as in the worker
-_LEAST_STEPS = 3
+_LEAST_STEPS = 5
 _WARM_UP = 2
 
 
@@ -63,13 +64,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Means over the fastest quarter of the steps, in seconds: neighbours on the machine only ever slow one down, and
-    the parts of the same steps add up to the whole.
+    """Of a step that no neighbour on the machine disturbs, in seconds: each part's lowest decile over all steps.
 
     Attributes:
-        whole: the step. ops: by entry of `CpuProgram.times()`. sampling: drawing tokens from logits.
-        rest: of the step, what belongs to none of these.
-        steps: how many were measured. median: of all of them, the whole step.
+        whole: the sum of the parts. ops: by entry of `CpuProgram.times()`. sampling: drawing tokens from logits.
+        rest: of a step, what belongs to none of these.
+        steps: how many were measured. median: of all of them, the whole step as it was.
     """
 
     whole: float
@@ -154,11 +154,11 @@ class StepBench:
             walls.append(wall)
             samplings.append(sampling)
         self.program.profile(False)
-        chosen = np.argsort(walls)[: max(_LEAST_STEPS, len(walls) // 4)]
-        means = {key: float(np.mean([ops[index][key] for index in chosen])) for key in ops[0]}
-        whole, sampling = float(np.mean(np.take(walls, chosen))), float(np.mean(np.take(samplings, chosen)))
-        rest = whole - sampling - sum(means.values())
-        return StepTimes(whole, means, sampling, rest, len(walls), float(np.median(walls)))
+        rests = np.array(walls) - np.array(samplings) - np.array([sum(one.values()) for one in ops])
+        parts = {key: _undisturbed([one[key] for one in ops]) for key in ops[0]}
+        sampling, rest = _undisturbed(samplings), _undisturbed(rests)
+        whole = sum(parts.values()) + sampling + rest
+        return StepTimes(whole, parts, sampling, rest, len(walls), float(np.median(walls)))
 
     def _step(self, batch: Batch) -> tuple[float, float]:
         """Seconds of the step, and of sampling in it."""
@@ -216,3 +216,7 @@ class StepBench:
     @staticmethod
     def _blocks(length: int, size: int) -> int:
         return -(-length // size)
+
+
+def _undisturbed(seconds: Sequence[float] | NDArray[np.float64]) -> float:
+    return float(np.quantile(seconds, 0.1))

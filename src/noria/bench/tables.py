@@ -59,8 +59,8 @@ def print_phase(console: Console, found: PhaseReport) -> None:
     console.print(table)
     held, rate = found.working_set / 1e6, found.stored_rate / 1e9
     console.print(
-        f"weights and cache: {held:,.1f} MB a step, read at {rate:,.1f} GB/s at best; the fastest quarter of "
-        f"{found.times.steps} steps, whose median is {1e3 * found.times.median:,.2f} ms"
+        f"weights and cache: {held:,.1f} MB a step, read at {rate:,.1f} GB/s at best; "
+        f"{found.times.steps} steps, with neighbours {1e3 * found.times.median:,.2f} ms in the median"
     )
 
 

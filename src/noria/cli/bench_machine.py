@@ -53,7 +53,7 @@ def roofline(
     quantization: Quantization = "auto",
     kv_cache_dtype: CacheDtype = "auto",
     threads: Threads = None,
-    seconds: Seconds = 2.0,
+    seconds: Seconds = 3.0,
     pin: Pin = False,
     limits_only: Annotated[bool, typer.Option("--limits-only", help="Measure the machine and no model.")] = False,
     json: JsonPath = None,
