@@ -15,7 +15,7 @@ def print_ops(console: Console, reports: Sequence[PhaseReport]) -> None:
     """Each op of a model's step: time of one call, rate, share of the limit."""
     labels = list(dict.fromkeys(row.label for report in reports for row in report.rows))
     columns = [f"{report.phase.tokens:,} rows" for report in reports]
-    table = make_table("In a step of the model: time of a call · rate · share of the limit", "op", *columns)
+    table = make_table("In a step of the model: µs of a call · rate · share of the limit", "op", *columns)
     for label in labels:
         table.add_row(label, *(_op_cell(report, label) for report in reports))
     table.add_row(
@@ -27,7 +27,7 @@ def print_ops(console: Console, reports: Sequence[PhaseReport]) -> None:
 def print_products(console: Console, times: Sequence[ProductTime], compared: str | None) -> None:
     """Products by themselves. `compared`: whose oneDNN stands beside them; None: there is none."""
     counts = sorted({one.rows for one in times})
-    title = "By themselves, weights in the caches: time · rate · share of the limit"
+    title = "By themselves, weights in the caches: µs · rate · share of the limit"
     table = make_table(title, "product", *(f"{count:,} rows" for count in counts))
     for name in dict.fromkeys(one.product for one in times):
         own = {one.rows: one for one in times if one.product == name}
@@ -45,7 +45,7 @@ def _op_cell(report: PhaseReport, label: str) -> str:
     row = next((row for row in report.rows if row.label == label), None)
     if row is None or not row.seconds:
         return ""
-    return f"{1e6 * row.seconds / row.count:,.1f} µs · {_op_rate(row)} · {row.of_limit:.0%}"
+    return f"{1e6 * row.seconds / row.count:,.1f} · {_op_rate(row)} · {row.of_limit:.0%}"
 
 
 def _op_rate(row: OpRow) -> str:
@@ -54,13 +54,13 @@ def _op_rate(row: OpRow) -> str:
 
 def _product_cell(one: ProductTime) -> str:
     rate = _rate(one.bound_by, one.operations, one.weight_bytes, one.seconds)
-    return f"{1e6 * one.seconds:,.1f} µs · {rate} · {one.of_limit:.0%}"
+    return f"{1e6 * one.seconds:,.1f} · {rate} · {one.of_limit:.0%}"
 
 
 def _onednn_cell(one: ProductTime) -> str:
     if one.onednn is None:
         return ""
-    return f"{1e6 * one.onednn:,.1f} µs · {one.operations / one.onednn / 1e9:,.0f} GOP/s"
+    return f"{1e6 * one.onednn:,.1f} · {one.operations / one.onednn / 1e9:,.0f} GOP/s"
 
 
 def _rate(bound_by: str, operations: int, moved: int, seconds: float) -> str:

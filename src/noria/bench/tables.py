@@ -8,7 +8,7 @@ from rich.table import Table
 from noria.bench.limits import ARITHMETICS, MachineLimits
 from noria.bench.roofline import OpRow, PhaseReport
 
-_WIDTH = 120  # where the output is no terminal
+_WIDTH = 150  # where the output is no terminal
 _NOTABLE = 0.03  # share of a step from which on an op is worth a look
 
 
@@ -22,7 +22,7 @@ def make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table whose first `left` columns are text."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=index > 0)
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
     return table
 
 

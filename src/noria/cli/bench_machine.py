@@ -252,7 +252,7 @@ def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: flo
 
 
 def _write(path: Path | None, found: dict[str, Any]) -> None:
-    from noria.bench.report import machine, write_json
-
     if path is not None:
+        from noria.bench.report import machine, write_json
+
         write_json(path, {"machine": machine(), **found})
