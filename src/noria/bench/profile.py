@@ -219,7 +219,8 @@ def print_profile(profile: Profile) -> None:
             f"{kind}: {found.steps} steps of {found.tokens / found.steps:,.1f} tokens, "
             f"{1e3 * total / found.steps:,.2f} ms each, {total / whole:.0%} of the time"
         )
-        table = make_table(title, "part", "ms", "of step")
+        console.print(title, style="italic", highlight=False)
+        table = make_table("", "part", "ms", "of step")
         for name, seconds in sorted(found.parts.items(), key=lambda part: part[1], reverse=True):
             table.add_row(name, f"{1e3 * seconds / found.steps:,.3f}", f"{seconds / total:.1%}")
         console.print(table)

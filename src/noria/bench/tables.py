@@ -20,7 +20,7 @@ def make_console() -> Console:
 
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table whose first `left` columns are text."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title or None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
     return table
