@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class Place:
         path = self.root / name
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def log(self, name: str) -> Path:
+        """A new file for what a program says."""
+        return self.folder("logs") / f"{time.strftime('%m%d-%H%M%S')}-{name}.log"
 
 
 @dataclass(frozen=True, slots=True)

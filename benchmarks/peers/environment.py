@@ -13,14 +13,22 @@ from peers.base import Unavailable
 
 
 class Environment:
-    """A virtual environment with some packages. `limit`: seconds that all of its installation may take.
+    """A virtual environment with some packages.
 
     The index is whatever pip is set up to use; packages are called by name.
+
+    Args:
+        packages: groups, installed in calls of their own, in order.
+        limit: seconds that all of the installation may take.
+        without: packages that are asked for by others, but are in the way.
     """
 
-    def __init__(self, folder: Path, packages: Sequence[Sequence[str]], limit: float) -> None:
+    def __init__(
+        self, folder: Path, packages: Sequence[Sequence[str]], limit: float, without: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self._packages = [list(group) for group in packages]
+        self._without = list(without)
         self._limit = limit
 
     @property
@@ -28,7 +36,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def make(self) -> None:
-        """Installs each group of packages in a call of its own, in order. Raises Unavailable."""
+        """Installs what is not installed yet. Raises Unavailable."""
         stamp = self.folder / "installed.json"
         if stamp.exists() and json.loads(stamp.read_text(encoding="utf-8")) == self._packages:
             return
@@ -40,6 +48,8 @@ class Environment:
             run_logged([sys.executable, "-m", "venv", str(self.folder)], log, deadline)
         for group in self._packages:
             run_logged([str(self.python), "-m", "pip", "install", "--prefer-binary", *group], log, deadline)
+        if self._without:
+            run_logged([str(self.python), "-m", "pip", "uninstall", "--yes", *self._without], log, deadline)
         stamp.write_text(json.dumps(self._packages), encoding="utf-8")
 
     def versions(self, *packages: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tarfile
@@ -27,6 +28,9 @@ FLAGS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+# GCC before 12.4 and 13.3 drops stores to the tile configuration (its bug 114098), so that a program for AMX ends in an
+# illegal instruction. Without dead-store elimination it does not.
+AMX_WORKAROUND = "-fno-tree-dse -fno-dse"
 SLACK = 32  # tokens of context beside the longest sequence
 
 
@@ -75,7 +79,7 @@ class LlamaCpp:
         port = free_port()
         command = [str(self._programs / "llama-server"), "-m", str(self._model(variant.name))]
         command += ["--host", "127.0.0.1", "--port", str(port), *settings]
-        log = self._place.folder("logs") / f"llama.cpp-{variant.name}.log"
+        log = self._place.log(f"llama.cpp-{variant.name}")
         with served(command, port, log, BENCH, self._place.model) as session:
             yield session
 
@@ -102,7 +106,10 @@ class LlamaCpp:
         cmake, ninja = (str(tools.folder.resolve() / "bin" / program) for program in ("cmake", "ninja"))
         build = str(self._folder / "build")
         configure = [cmake, "-S", str(package_folder / "llama.cpp"), "-B", build, "-G", "Ninja"]
-        run_logged([*configure, f"-DCMAKE_MAKE_PROGRAM={ninja}", *FLAGS], log, deadline)
+        configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", *FLAGS]
+        if needs_workaround(*_compiler()):
+            configure += [f"-DCMAKE_C_FLAGS={AMX_WORKAROUND}", f"-DCMAKE_CXX_FLAGS={AMX_WORKAROUND}"]
+        run_logged(configure, log, deadline)
         run_logged([cmake, "--build", build, "--target", *PROGRAMS], log, deadline)
 
     def _model(self, name: str) -> Path:
@@ -123,6 +130,23 @@ class LlamaCpp:
         command = [str(quantise), "--allow-requantize", str(self._place.files.path), str(part), name]
         run_logged(command, self._folder / "convert.log", time.monotonic() + 600)
         part.rename(target)
+
+
+def _compiler() -> tuple[str, str]:
+    """What the C++ compiler says of itself, and the machine's /proc/cpuinfo."""
+    about = subprocess.run(["c++", "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    info = Path("/proc/cpuinfo")
+    return about, info.read_text(encoding="utf-8") if info.exists() else ""
+
+
+def needs_workaround(compiler: str, cpuinfo: str) -> bool:
+    """Whether a native build here would fall into GCC's bug 114098."""
+    first = compiler.splitlines()[0] if compiler else ""
+    version = re.search(r"(\d+)\.(\d+)\.\d+", first)
+    if "amx_tile" not in cpuinfo or "clang" in first or version is None:
+        return False
+    major, minor = int(version[1]), int(version[2])
+    return major < 12 or (major, minor) in {(12, n) for n in range(4)} | {(13, n) for n in range(3)}
 
 
 def _stored(path: Path) -> str:

@@ -45,6 +45,6 @@ class Noria:
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Served]:
         port = free_port()
         command = noria_command(self._place.model, port, *settings)
-        log = self._place.folder("logs") / f"noria-{variant.name}.log"
+        log = self._place.log(f"noria-{variant.name}")
         with served(command, port, log, BENCH, self._place.model) as session:
             yield session

@@ -29,7 +29,8 @@ class OpenVino:
         self._folder = place.folder("openvino")
         # torch first and pinned: what comes after it would take one with CUDA.
         packages = [["torch==2.13.0"], ["openvino-genai", "optimum-intel[openvino]"]]
-        self._environment = Environment(self._folder / "env", packages, place.install_limit)
+        # The export tools ask for torchvision, which need not fit that torch, and which a language model does not need.
+        self._environment = Environment(self._folder / "env", packages, place.install_limit, ["torchvision"])
 
     def prepare(self) -> None:
         self._environment.make()
@@ -63,5 +64,5 @@ class OpenVino:
     @contextmanager
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Driven]:
         command = [str(self._environment.python), str(DRIVER), str(self._folder / "model"), *settings]
-        with driven(command, self._place.folder("logs") / "openvino.log") as session:
+        with driven(command, self._place.log("openvino")) as session:
             yield session

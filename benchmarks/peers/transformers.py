@@ -42,5 +42,5 @@ class Transformers:
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Driven]:
         command = [str(self._environment.python), str(DRIVER), str(hf_folder(self._place)), *settings]
         env = {"HF_HUB_OFFLINE": "1"}
-        with driven(command, self._place.folder("logs") / "transformers.log", env=env) as session:
+        with driven(command, self._place.log("transformers"), env=env) as session:
             yield session

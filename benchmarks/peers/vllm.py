@@ -51,6 +51,9 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        log = self._place.folder("logs") / "vllm.log"
+        openmp = self._environment.folder.resolve() / "lib" / "libiomp5.so"
+        if openmp.exists():  # as its makers advise; it preloads tcmalloc by itself
+            env["LD_PRELOAD"] = str(openmp)
+        log = self._place.log("vllm")
         with served(command, port, log, BENCH, self._place.model, START_LIMIT, env) as session:
             yield session

@@ -27,6 +27,7 @@ from peers import table
 from peers.base import Load, Outcome, Place, Unavailable, Variant
 from peers.convert import convert, hf_folder
 from peers.environment import Environment, run_logged
+from peers.llama_cpp import needs_workaround
 from peers.runner import Loads, Plan, Report, Run, Runner, turns
 from peers.sessions import as_asked, as_flags, driven, judged
 
@@ -390,6 +391,23 @@ def test_an_installation_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="could not be run"):
         run_logged([str(tmp_path / "none")], log, float("inf"))
     assert "no room" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "needed"),
+    [
+        ("c++ (Debian 12.2.0-14+deb12u1) 12.2.0\nCopyright", True),
+        ("g++ (GCC) 11.4.1 20231218", True),
+        ("g++ (GCC) 12.4.0", False),
+        ("c++ (Ubuntu 13.2.0-4ubuntu3) 13.2.0", True),
+        ("g++ (GCC) 14.1.0", False),
+        ("Debian clang version 13.0.1", False),
+        ("", False),
+    ],
+)
+def test_compilers_that_break_amx_are_known(compiler: str, needed: bool) -> None:
+    assert needs_workaround(compiler, "flags : fpu amx_tile amx_int8") is needed
+    assert not needs_workaround(compiler, "flags : fpu avx512f")
 
 
 def test_an_environment_is_made_once(tmp_path: Path) -> None:
