@@ -208,7 +208,8 @@ class Player:
 def reason(error: Exception) -> str:
     """A line for the table."""
     text = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:400]
+    line = " ".join(text.split())
+    return line if len(line) <= 400 else f"{line[:80]} … {line[-300:]}"  # the end of a log says what happened
 
 
 def brief(outcome: Outcome) -> str:

