@@ -22,8 +22,7 @@ Format parse_format(const std::string& name) {
   if (name == "f32") return Format::f32;
   if (name == "bf16") return Format::bf16;
   if (name == "s8") return Format::s8;
-  if (name == "u8") return Format::u8;
-  throw std::invalid_argument("format must be f32, bf16, s8 or u8, got " + name);
+  throw std::invalid_argument("format must be f32, bf16 or s8, got " + name);
 }
 
 void check(bool good, const char* message) {
@@ -151,7 +150,7 @@ void bind_elementwise(nb::module_& m) {
   m.def("table_f32", &py_table<float>, nb::arg("values"), "Copies float32 [vocab, width].");
   m.def("table_bf16", &py_table<uint16_t>, nb::arg("values"), "Copies bfloat16 bits, uint16 [vocab, width].");
   m.def("convert", &py_convert, nb::arg("pool"), nb::arg("x"), nb::arg("formats"),
-        "Rows in each of `formats`, a list of (f32|bf16|s8|u8, group): [(data, scales, sums)].");
+        "Rows in each of `formats`, a list of (f32|bf16|s8, group): [(data, scales, sums)].");
   m.def("norm", &py_norm, nb::arg("pool"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("residual").none(),
         nb::arg("formats"), nb::arg("floats") = true, "RMS norm: (float32 or None, [(data, scales, sums)]).");
   m.def("embed", &py_embed, nb::arg("pool"), nb::arg("table"), nb::arg("ids"), nb::arg("scale"),

@@ -50,14 +50,14 @@ struct PackedWeight {
 };
 
 // How a product wants its left operand.
-// s8: codes -127…127. u8: code + 128, for instructions that take one unsigned operand.
-enum class Format : uint8_t { f32, bf16, s8, u8 };
+// s8: codes -127…127.
+enum class Format : uint8_t { f32, bf16, s8 };
 struct ActivationSpec {
   Format format = Format::f32;
-  int group = 0;       // s8, u8: products per scale along k
+  int group = 0;       // s8: products per scale along k
   int64_t k = 0;       // true width
   bool operator==(const ActivationSpec& o) const { return format == o.format && group == o.group && k == o.k; }
-  int64_t stride() const { return (k + 63) / 64 * 64; }  // elements per row; the tail is zero (u8: 128)
+  int64_t stride() const { return (k + 63) / 64 * 64; }  // elements per row; the tail is zero
   int64_t groups() const { return group ? (k + group - 1) / group : 0; }
 };
 
@@ -73,13 +73,7 @@ struct Activations {
 
 enum class CacheType : uint8_t { f32, bf16, int8 };
 
-// Paged cache of one layer. How a block is laid out inside is the business of ops/attention.* and ops/rope_cache.*.
-struct CacheLayer {
-  void* keys = nullptr;
-  void* values = nullptr;
-  float* key_scales = nullptr;    // int8 only
-  float* value_scales = nullptr;
-};
+// Of the paged cache. How a block is laid out inside is the business of kernels/attention.h.
 struct CacheShape {
   CacheType type = CacheType::f32;
   int kv_heads = 0, head_dim = 0, block_size = 0;

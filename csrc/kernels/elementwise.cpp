@@ -57,31 +57,29 @@ float largest_size(const float* x, int64_t width) {
 // Below this a group counts as zero: 127 / max|x| would leave float32.
 constexpr float kSmallest = 3.8e-37f;
 
-// Codes of one group, each plus `offset`. Returns the sum of the codes without it.
-int32_t quantise_group(const float* x, int64_t width, float inverse, int offset, uint8_t* codes) {
+// Codes of one group; returns their sum.
+int32_t quantise_group(const float* x, int64_t width, float inverse, uint8_t* codes) {
   const Vf factor = set1(inverse);
-  const Vi shift = set1_int(offset);
   Vi sum = set1_int(0);
   for_lanes(width, [&](int64_t i, int n) {
     const Vi code = to_int(mul(load_n(x + i, n), factor));
     sum = add_int(sum, code);
-    n == kLanes ? store_low8(codes + i, add_int(code, shift)) : store_low8_partial(codes + i, add_int(code, shift), n);
+    n == kLanes ? store_low8(codes + i, code) : store_low8_partial(codes + i, code, n);
   });
   return reduce_add_int(sum);
 }
 
 void quantise_row(const float* x, int64_t width, const RowTarget& target) {
   auto* codes = static_cast<uint8_t*>(target.data);
-  const int offset = target.spec.format == Format::u8 ? 128 : 0;
   const int64_t group = target.spec.group;
   for (int64_t start = 0, g = 0; start < width; start += group, ++g) {
     const int64_t count = width - start < group ? width - start : group;
     const float largest = largest_size(x + start, count);
     const bool empty = largest < kSmallest;
     target.scales[g] = empty ? 0.0f : largest / 127.0f;
-    target.sums[g] = quantise_group(x + start, count, empty ? 0.0f : 127.0f / largest, offset, codes + start);
+    target.sums[g] = quantise_group(x + start, count, empty ? 0.0f : 127.0f / largest, codes + start);
   }
-  std::memset(codes + width, offset, static_cast<size_t>(target.spec.stride() - width));
+  std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
 }
 
 void copy_row(const float* x, int64_t width, const RowTarget& target) {
@@ -103,8 +101,7 @@ void convert_row(const float* x, int64_t width, const RowTarget* targets, int co
     switch (targets[t].spec.format) {
       case Format::f32: copy_row(x, width, targets[t]); break;
       case Format::bf16: round_row(x, width, targets[t]); break;
-      case Format::s8:
-      case Format::u8: quantise_row(x, width, targets[t]); break;
+      case Format::s8: quantise_row(x, width, targets[t]); break;
     }
   }
 }

@@ -8,7 +8,7 @@ namespace noria {
 struct RowTarget {
   ActivationSpec spec;
   void* data = nullptr;
-  float* scales = nullptr;  // [groups]; s8 and u8 only
+  float* scales = nullptr;  // [groups]; s8 only
   int32_t* sums = nullptr;
 };
 

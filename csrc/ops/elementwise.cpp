@@ -37,7 +37,7 @@ void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, Act
   if (count > kMostTargets) throw std::invalid_argument("too many formats for one value");
   for (int t = 0; t < count; ++t) {
     const ActivationSpec& spec = specs[t];
-    const bool grouped = spec.format == Format::s8 || spec.format == Format::u8;
+    const bool grouped = spec.format == Format::s8;
     if (spec.k != width) throw std::invalid_argument("a format's width differs from the value's");
     if (grouped && spec.group < 1) throw std::invalid_argument("an integer format needs a group size");
     const size_t needed = static_cast<size_t>(rows * spec.stride()) * element_bytes(spec.format);
