@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -194,12 +194,13 @@ class LLM:
 
         Leaving the iterator early aborts the request.
         """
-        chat = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], Mapping)
-        encode = self._open.chat(prompt) if chat else self._open.prompt(prompt)  # type: ignore[arg-type]
-        news: queue.SimpleQueue[list[Increment] | None] = queue.SimpleQueue()
         wanted = params or self.default_params
-        if chat:
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             wanted = self._open.chat_params(wanted)
+            encode = self._open.chat(cast(Sequence[Message], prompt))
+        else:
+            encode = self._open.prompt(cast(Prompt, prompt))
+        news: queue.SimpleQueue[list[Increment] | None] = queue.SimpleQueue()
 
         async def pump() -> None:
             try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,9 +64,8 @@ def model_options(model: str, weights: str) -> ModelOptions:
     """The options that hold all weights as `weights` says: f32, bf16, int8, int4, or auto (as the file stores them)."""
     if weights not in WEIGHTS:
         raise ConfigError(f"must be one of {', '.join(WEIGHTS)}, got {weights!r}", "--weights")
-    if weights in ("f32", "bf16"):
-        return ModelOptions(model=model, dtype=weights, quantization="none")  # type: ignore[arg-type]
-    return ModelOptions(model=model, quantization=weights)  # type: ignore[arg-type]
+    held = {"dtype": weights, "quantization": "none"} if weights in ("f32", "bf16") else {"quantization": weights}
+    return msgspec.convert({"model": model, **held}, ModelOptions)
 
 
 class Regrouped:

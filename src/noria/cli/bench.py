@@ -75,6 +75,26 @@ def _spec(preset: str | None, changes: dict[str, Any]) -> WorkloadSpec:
     return WorkloadSpec(**(msgspec.structs.asdict(base) | given))
 
 
+def _asked(
+    preset: str | None,
+    loop: tuple[int | None, int | None, float | None, float | None],
+    lengths: tuple[str | None, str | None, int | None],
+) -> WorkloadSpec:
+    """The workload that the flags common to `serve` and `offline` ask for."""
+    requests, concurrency, rate, burstiness = loop
+    prompt, output, shared = lengths
+    changes = {
+        "requests": requests,
+        "concurrency": concurrency,
+        "rate": rate,
+        "burstiness": burstiness,
+        "input": _lengths(prompt, "--input-len"),
+        "output": _lengths(output, "--output-len"),
+        "shared": shared,
+    }
+    return _spec(preset, changes)
+
+
 def _requests(spec: WorkloadSpec, tokenizer_of: str, dataset: str, seed: int) -> list[BenchRequest]:
     from noria.bench.workloads import make_requests
     from noria.files.resolve import resolve
@@ -165,16 +185,8 @@ def serve(
     from noria.bench.http import Target, ask
     from noria.bench.load import run_load
 
-    changes = {
-        "requests": num_requests,
-        "concurrency": concurrency,
-        "rate": request_rate,
-        "burstiness": burstiness,
-        "input": _lengths(input_len, "--input-len"),
-        "output": _lengths(output_len, "--output-len"),
-        "shared": shared_len,
-    }
-    spec = _spec(preset, changes)
+    loop = (num_requests, concurrency, request_rate, burstiness)
+    spec = _asked(preset, loop, (input_len, output_len, shared_len))
     target = Target(url, model or _served_model(url, api_key), api_key, chat)
     target.address()
     runs = []
@@ -238,22 +250,14 @@ def offline(
     """Run a workload on an engine in this process: no HTTP, no sockets."""
     from noria.bench.profile import Profile, print_profile
 
-    changes = {
-        "requests": num_requests,
-        "concurrency": concurrency,
-        "rate": request_rate,
-        "burstiness": burstiness,
-        "input": _lengths(input_len, "--input-len"),
-        "output": _lengths(output_len, "--output-len"),
-        "shared": shared_len,
-    }
     options = engine_options(
         model={"model": model, "dtype": dtype, "quantization": quantization},
         cache={"dtype": kv_cache_dtype},
         scheduler={"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
         device={"threads": threads, "backend": backend},
     )
-    spec = _spec(preset, changes)
+    loop = (num_requests, concurrency, request_rate, burstiness)
+    spec = _asked(preset, loop, (input_len, output_len, shared_len))
     found = Profile() if profile else None
     runs = [_run_in_process(options, spec, dataset, seed + turn, preset or "offline", found) for turn in range(repeat)]
     extra = {"options": msgspec.to_builtins(options), "workload": msgspec.to_builtins(spec), "seed": seed}

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 
 import msgspec
+from msgspec import UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,6 +23,7 @@ from noria.server.protocol import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
+    Usage,
     prompts_of,
     sampling_params,
 )
@@ -169,7 +171,5 @@ class _Reply:
     def _prompt_text(self, prompt: str | list[int], ids: list[int]) -> str:
         return prompt if isinstance(prompt, str) else self._state.inputs.tokenizer.decode(ids, False)
 
-    def _chunk(self, choices: list[CompletionChoice], spent: object) -> Completion:
-        made = Completion(id=self._id, created=self._created, model=self._state.name, choices=choices)
-        made.usage = spent  # type: ignore[assignment]
-        return made
+    def _chunk(self, choices: list[CompletionChoice], spent: Usage | UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created, model=self._state.name, choices=choices, usage=spent)
