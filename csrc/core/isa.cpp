@@ -7,6 +7,11 @@
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #endif
+#ifdef NORIA_HAS_amx
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace noria {
 
@@ -32,6 +37,9 @@ NORIA_DECLARE(avx512)
 #endif
 #ifdef NORIA_HAS_avx512_bf16
 NORIA_DECLARE(avx512_bf16)
+#endif
+#ifdef NORIA_HAS_amx
+NORIA_DECLARE(amx)
 #endif
 #ifdef NORIA_HAS_neon
 NORIA_DECLARE(neon)
@@ -59,6 +67,28 @@ static bool neon_matrix_products() {
 }
 #endif
 
+#ifdef NORIA_HAS_amx
+// Tiles are 8 KB of state per thread, which the system saves only for processes that asked (Linux, Documentation/arch/x86/
+// xstate.rst). It refuses where a thread's alternate signal stack is too small for that.
+static bool ask_for_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  constexpr unsigned kTileStates = 3u << 17;   // of XCR0: the system manages tiles
+  constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
+  unsigned a, b, c, d, low, high;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return false;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low & kTileStates) != kTileStates) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kNeeded) != kNeeded) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+static bool has_tiles() {
+  static const bool granted = ask_for_tiles();
+  return granted;
+}
+#endif
+
 static std::vector<const Kernels*> usable() {
   std::vector<const Kernels*> found;
 #if defined(__x86_64__)
@@ -81,6 +111,9 @@ static std::vector<const Kernels*> usable() {
   // there, so their best level is the one without.
   if (has_avx512 && __builtin_cpu_supports("avx512bf16"))
     found.insert(__builtin_cpu_is("intel") && !found.empty() ? found.end() - 1 : found.end(), &avx512_bf16::table);
+#endif
+#ifdef NORIA_HAS_amx
+  if (has_avx512 && has_tiles()) found.push_back(&amx::table);
 #endif
 #else
 #ifdef NORIA_HAS_baseline

@@ -7,7 +7,7 @@
 #pragma once
 #include "kernels/attention_tile.h"
 
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
 #define NORIA_INTEGER_ATTENTION 1
 
 namespace noria::NORIA_ISA {

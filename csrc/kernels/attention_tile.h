@@ -8,7 +8,7 @@
 
 namespace noria::NORIA_ISA {
 
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16) || defined(NORIA_ISA_neon) || defined(NORIA_ISA_neon_i8mm)
+#if defined(__AVX512VNNI__) || defined(NORIA_ISA_neon) || defined(NORIA_ISA_neon_i8mm)
 static constexpr int kMaxRows = 4, kMaxVectors = 4;  // 32 registers
 #else
 static constexpr int kMaxRows = 3, kMaxVectors = 2;  // 16 registers
@@ -18,7 +18,7 @@ static inline Vi load_words(const char* p) { return as_int(load(reinterpret_cast
 
 // Arithmetic shift right by 24: the sign-extended top byte.
 static inline Vi sign_top(Vi v) {
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
   return _mm512_srai_epi32(v, 24);
 #elif defined(NORIA_ISA_avx2)
   return _mm256_srai_epi32(v, 24);
@@ -38,7 +38,7 @@ static inline Vi sign_top(Vi v) {
 
 // Whether a lane exceeds the level.
 static inline bool exceeds(Vf v, float level) {
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
   return _mm512_cmp_ps_mask(v, set1(level), _CMP_GT_OQ) != 0;
 #elif defined(NORIA_ISA_avx2)
   return _mm256_movemask_ps(_mm256_cmp_ps(v, set1(level), _CMP_GT_OQ)) != 0;

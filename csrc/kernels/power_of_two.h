@@ -9,7 +9,7 @@ static constexpr float kLog2E = 1.44269504f;
 
 // 2^x for x <= 0; 1 for 0; 0 below -125 (so for -inf) and for NaN. Relative error below 2^-22.
 static inline Vf power_of_two(Vf x) {
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
   // A minimax polynomial on [-0.5, 0.5]. Half the work of exp(), which must also mind large arguments.
   const Vf n = round_even(x), r = sub(x, n);
   Vf p = fma(set1(1.5353359586e-4f), r, set1(1.3398875888e-3f));

@@ -8,7 +8,7 @@ namespace noria::NORIA_ISA {
 
 static constexpr float kInfinity = __builtin_inff();
 
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
 #define NORIA_AVX512 1
 #endif
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(NORIA_ISA_avx512) || defined(NORIA_ISA_avx512_bf16)
+#if defined(__AVX512VNNI__)
 #include "kernels/simd_avx512.h"
 #elif defined(NORIA_ISA_avx2)
 #include "kernels/simd_avx2.h"

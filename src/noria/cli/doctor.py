@@ -16,6 +16,7 @@ from noria.errors import ConfigError
 GIB = 1024**3
 # Levels that Noria's kernels know and what they bring, best first.
 LEVELS = {
+    "amx": "AVX-512 with VNNI, AMX tiles for int8 and BF16",
     "avx512_bf16": "AVX-512 with VNNI and BF16",
     "avx512": "AVX-512 with VNNI",
     "avx2": "AVX2",
