@@ -182,7 +182,7 @@ static Vf scale_scores(const AttentionJob& job, float row_scale, const float* sc
 template <bool kScales>
 static float weigh(const AttentionJob& job, const Tile& tile, int row, float row_scale, const float* scales, float* scores,
                    float* decay) {
-  const int position = job.first_position + row / job.rows_per_token - tile.first;  // relative to the tile
+  const int position = job.positions[row] - tile.first;  // relative to the tile
   const int low = job.window && position - job.window + 1 > 0 ? position - job.window + 1 : 0;
   const int high = position + 1 < tile.tokens ? position + 1 : tile.tokens;
   if (low >= high) {
@@ -279,12 +279,13 @@ template <class T> static void attend_segment(const AttentionJob& job) {
   const Work work(job);
   const int64_t stride = padded_dim(cache.head_dim);
   for (int r = 0; r < job.rows; ++r) {
-    job.maximum[r] = -FLT_MAX;
-    store(job.sum + r * kSumLanes, zero());
-    for (int64_t i = 0; i < stride; i += kLanes) store(job.accumulated + r * stride + i, zero());
 #ifdef NORIA_INTEGER_ATTENTION
     if (T::kPack == 4) split_query(job.q + r * cache.head_dim, cache.head_dim, r, work.q);
 #endif
+    if (job.resume) continue;
+    job.maximum[r] = -FLT_MAX;
+    store(job.sum + r * kSumLanes, zero());
+    for (int64_t i = 0; i < stride; i += kLanes) store(job.accumulated + r * stride + i, zero());
   }
   const int64_t run_bytes = static_cast<int64_t>(cache.head_dim) * 32 / T::kPack;
   // Few rows fetch the next tile while they compute; many have time for a burst of fetches.

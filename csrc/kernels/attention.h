@@ -35,18 +35,19 @@ struct KeyRange {
   int begin = 0, end = 0;
 };
 
-// Query rows of one KV head against a range of keys.
-// Row r is query head r % rows_per_token of the token at position first_position + r / rows_per_token.
+// Query rows of one KV head against a range of keys. A row sees the positions up to its own, within the window.
 struct AttentionJob {
   CacheUnits cache;
   KeyRange keys;
   KeyRange next;                    // what this thread reads next (or nothing): fetched ahead
   const float* q = nullptr;         // [rows][head_dim]
-  int rows = 0, rows_per_token = 1;
-  int first_position = 0;
+  const int32_t* positions = nullptr;  // [rows]
+  int rows = 0;
   int window = 0;
   float scale = 1, softcap = 0;
-  // Results: the online softmax of the segment. out[r] = accumulated / sum once all segments are folded.
+  // The online softmax of the segment: started anew, or continued where earlier tiles of it have left it.
+  // out[r] = accumulated / sum once all segments are folded.
+  bool resume = false;
   float* maximum = nullptr;      // [rows]
   float* sum = nullptr;          // [rows][kSumLanes], to be added up at the end
   float* accumulated = nullptr;  // [rows][padded_dim]

@@ -1,6 +1,4 @@
-// Cuts the attention of a step into tasks: a few neighbouring query tokens of a sequence with one KV head, over all their
-// segments, or over one where a context is so long that threads must share it. The cut never changes a result: segments
-// are always computed apart and folded in ascending order.
+// Runs the tasks that attention_plan.h makes of a step.
 #include "ops/attention.h"
 
 #include <algorithm>
@@ -8,10 +6,9 @@
 
 #include "core/isa.h"
 #include "kernels/attention.h"
+#include "ops/attention_plan.h"
 
 namespace noria {
-
-static constexpr int kRows = 48;  // most query rows of a task (or the heads of one token)
 
 namespace {
 
@@ -20,19 +17,16 @@ struct Step {
   const AttentionArgs& args;
   const BatchView& batch;
   const KvCache& cache;
+  const AttentionPlan& plan;
   int layer;
   int group;      // query heads per KV head
   int64_t dim, padded;
   float* partials;
 
-  int position(const AttentionTask& task) const { return batch.positions[batch.query_starts[task.sequence] + task.token]; }
-  // Key positions [begin, end) that the task's tokens see; begin on a tile.
-  int begin(const AttentionTask& task) const {
-    const int low = args.window ? std::max(0, position(task) - args.window + 1) : 0;
-    return low / kAttentionTile * kAttentionTile;
+  int64_t state_floats(int64_t rows) const { return attention_state_floats(rows, static_cast<int>(dim)); }
+  const int32_t* blocks(int32_t sequence) const {
+    return batch.block_tables + batch.slots[sequence] * batch.block_table_stride;
   }
-  int end(const AttentionTask& task) const { return position(task) + task.tokens; }
-  int64_t partial_floats(int64_t rows) const { return rows * (padded + kSumLanes) + (rows + 15) / 16 * 16; }
 };
 
 // State of the online softmax of some rows.
@@ -44,158 +38,207 @@ struct Softmax {
       : maximum(memory + rows * (step.padded + kSumLanes)), sum(memory + rows * step.padded), accumulated(memory) {}
 };
 
-void fold(const Step& step, const Softmax& into, const Softmax& next, int64_t rows) {
+// Rows [from, from + rows) of `next` into `into`.
+void fold(const Step& step, const Softmax& into, const Softmax& next, int64_t from, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r)
-    step.kernels.fold(into.maximum + r, into.sum + r * kSumLanes, into.accumulated + r * step.padded, next.maximum + r,
-                      next.sum + r * kSumLanes, next.accumulated + r * step.padded, static_cast<int>(step.dim));
+    step.kernels.fold(into.maximum + r, into.sum + r * kSumLanes, into.accumulated + r * step.padded, next.maximum + from + r,
+                      next.sum + (from + r) * kSumLanes, next.accumulated + (from + r) * step.padded,
+                      static_cast<int>(step.dim));
 }
 
-// Address of row r of a task in q or out.
-int64_t row_offset(const Step& step, const AttentionTask& task, int64_t r) {
-  const int64_t token = step.batch.query_starts[task.sequence] + task.token + r / step.group;
-  return (token * step.args.heads + int64_t{task.kv_head} * step.group + r % step.group) * step.dim;
+void copy(const Step& step, const Softmax& to, const Softmax& source, int64_t from, int64_t rows) {
+  const size_t size = static_cast<size_t>(rows) * sizeof(float);
+  std::memcpy(to.maximum, source.maximum + from, size);
+  std::memcpy(to.sum, source.sum + from * kSumLanes, size * kSumLanes);
+  std::memcpy(to.accumulated, source.accumulated + from * step.padded, size * static_cast<size_t>(step.padded));
+}
+
+// Where the heads of a KV head of one token begin in q or out.
+int64_t token_offset(const Step& step, int32_t kv_head, int64_t token) {
+  return (token * step.args.heads + int64_t{kv_head} * step.group) * step.dim;
 }
 
 void finish(const Step& step, const AttentionTask& task, const Softmax& state) {
-  const int64_t rows = int64_t{task.tokens} * step.group;
+  const int64_t first = step.batch.query_starts[task.sequence] + task.token, rows = int64_t{task.tokens} * step.group;
   for (int64_t r = 0; r < rows; ++r)
-    step.kernels.finish(state.accumulated + r * step.padded, state.sum + r * kSumLanes, step.args.out + row_offset(step, task, r),
+    step.kernels.finish(state.accumulated + r * step.padded, state.sum + r * kSumLanes,
+                        step.args.out + token_offset(step, task.kv_head, first + r / step.group) + r % step.group * step.dim,
                         static_cast<int>(step.dim));
 }
 
-int64_t thread_bytes(const Step& step, int64_t rows) {
-  const int64_t floats = rows * step.dim + 2 * step.partial_floats(rows);
-  return (floats * 4 + attention_work_bytes(rows) + 255) / 64 * 64;
+// A thread's memory: the kernel's work space, query rows and their positions, two states.
+struct Memory {
+  char* work;
+  float* q;
+  int32_t* positions;
+  float *total, *part;
+  Memory(const Step& step, char* memory, int64_t rows) : work(memory) {
+    q = reinterpret_cast<float*>(memory + (attention_work_bytes(rows) + 63) / 64 * 64);
+    positions = reinterpret_cast<int32_t*>(q + (rows * step.dim + 15) / 16 * 16);
+    total = reinterpret_cast<float*>(positions + (rows + 15) / 16 * 16);
+    part = total + step.state_floats(rows);
+  }
+  static int64_t bytes(const Step& step, int64_t rows) {
+    const int64_t words = rows * step.dim + rows + 32 + 2 * step.state_floats(rows);
+    return (words * 4 + attention_work_bytes(rows) + 255) / 64 * 64;
+  }
+};
+
+// Adds the rows of a KV head of neighbouring tokens.
+void add_rows(const Step& step, int32_t kv_head, int64_t first, int64_t tokens, const Memory& memory, int64_t& rows) {
+  for (int64_t t = first; t < first + tokens; ++t) {
+    std::memcpy(memory.q + rows * step.dim, step.args.q + token_offset(step, kv_head, t),
+                static_cast<size_t>(step.group * step.dim) * sizeof(float));
+    for (int i = 0; i < step.group; ++i) memory.positions[rows++] = step.batch.positions[t];
+  }
 }
 
+AttentionJob new_job(const Step& step, int32_t kv_head, const Memory& memory, int64_t rows) {
+  AttentionJob job;
+  job.cache = step.cache.units(step.layer, kv_head);
+  job.q = memory.q;
+  job.positions = memory.positions;
+  job.rows = static_cast<int>(rows);
+  job.window = step.args.window;
+  job.scale = step.args.scale;
+  job.softcap = step.args.softcap;
+  job.work = memory.work;
+  return job;
+}
+
+void attend(const Step& step, AttentionJob& job, const Softmax& state) {
+  job.maximum = state.maximum;
+  job.sum = state.sum;
+  job.accumulated = state.accumulated;
+  step.kernels.attend(job);
+}
+
+const AttentionPrefix* prefix_of(const Step& step, const AttentionTask& task) {
+  return task.prefix < 0 ? nullptr : &step.plan.prefixes[static_cast<size_t>(task.prefix)];
+}
+
+Softmax prefix_state(const Step& step, const AttentionPrefix& prefix, int32_t kv_head, int segment) {
+  const int64_t segments = prefix.last_segment() - prefix.first_segment();
+  const int64_t index = kv_head * segments + segment - prefix.first_segment();
+  return Softmax(step, step.partials + prefix.partial + index * step.state_floats(prefix.rows), prefix.rows);
+}
+
+// The keys of a segment that the task has to read itself.
 KeyRange key_range(const Step& step, const AttentionTask& task, int segment) {
+  const AttentionPrefix* prefix = prefix_of(step, task);
+  const int begin = attention_begin(attention_position(step.batch, task), step.args.window);
   KeyRange range;
   range.base = step.cache.units(step.layer, task.kv_head).base;
-  range.blocks = step.batch.block_tables + step.batch.slots[task.sequence] * step.batch.block_table_stride;
-  range.begin = std::max(step.begin(task), segment * kAttentionSegment);
-  range.end = std::min(step.end(task), (segment + 1) * kAttentionSegment);
+  range.blocks = step.blocks(task.sequence);
+  range.begin = std::max({begin, prefix ? prefix->end : 0, segment * kAttentionSegment});
+  range.end = std::min(attention_end(step.batch, task), (segment + 1) * kAttentionSegment);
   return range;
 }
 
 // `after`: the task that this thread runs next, or null.
-void run_task(const Step& step, const AttentionTask& task, const AttentionTask* after, char* memory) {
+void run_task(const Step& step, const AttentionTask& task, const AttentionTask* after, char* thread_memory) {
   const int64_t rows = int64_t{task.tokens} * step.group;
-  AttentionJob job;
-  job.work = memory;
-  float* q = reinterpret_cast<float*>(memory + (attention_work_bytes(rows) + 63) / 64 * 64);
-  for (int64_t t = 0; t < task.tokens; ++t)  // the heads of a KV head are neighbours
-    std::memcpy(q + t * step.group * step.dim, step.args.q + row_offset(step, task, t * step.group),
-                static_cast<size_t>(step.group * step.dim) * 4);
-  float* states = q + (rows * step.dim + 15) / 16 * 16;
-  const Softmax total(step, states, rows), part(step, states + step.partial_floats(rows), rows);
-  job.cache = step.cache.units(step.layer, task.kv_head);
-  job.q = q;
-  job.rows = static_cast<int>(rows);
-  job.rows_per_token = step.group;
-  job.first_position = step.position(task);
-  job.window = step.args.window;
-  job.scale = step.args.scale;
-  job.softcap = step.args.softcap;
+  const Memory memory(step, thread_memory, rows);
+  int64_t added = 0;
+  add_rows(step, task.kv_head, step.batch.query_starts[task.sequence] + task.token, task.tokens, memory, added);
+  AttentionJob job = new_job(step, task.kv_head, memory, rows);
+  const Softmax total(step, memory.total, rows), part(step, memory.part, rows);
+  const AttentionPrefix* prefix = prefix_of(step, task);
   for (int segment = task.first_segment; segment < task.last_segment; ++segment) {
     Softmax state = segment == task.first_segment ? total : part;
     if (task.partial >= 0)
-      state = Softmax(step, step.partials + task.partial + (segment - task.first_segment) * step.partial_floats(rows), rows);
+      state = Softmax(step, step.partials + task.partial + (segment - task.first_segment) * step.state_floats(rows), rows);
+    job.resume = prefix && segment < prefix->last_segment();
+    if (job.resume) copy(step, state, prefix_state(step, *prefix, task.kv_head, segment), task.row, rows);
     job.keys = key_range(step, task, segment);
     if (segment + 1 < task.last_segment) job.next = key_range(step, task, segment + 1);
     else job.next = after ? key_range(step, *after, after->first_segment) : KeyRange();
-    job.maximum = state.maximum;
-    job.sum = state.sum;
-    job.accumulated = state.accumulated;
-    step.kernels.attend(job);
-    if (task.partial < 0 && segment > task.first_segment) fold(step, total, part, rows);
+    if (job.keys.begin < job.keys.end) attend(step, job, state);
+    if (task.partial < 0 && segment > task.first_segment) fold(step, total, part, 0, rows);
   }
   if (task.partial < 0) finish(step, task, total);
 }
 
+// One segment of a shared prefix for the rows of all members.
+void run_prefix(const Step& step, const AttentionPrefixTask& task, char* thread_memory) {
+  const AttentionPrefix& prefix = step.plan.prefixes[static_cast<size_t>(task.prefix)];
+  const Memory memory(step, thread_memory, prefix.rows);
+  const int32_t* members = step.plan.members.data() + prefix.first_member;
+  int64_t rows = 0;
+  for (int i = 0; i < prefix.members; ++i) {
+    const int64_t first = step.batch.query_starts[members[i]];
+    add_rows(step, task.kv_head, first, step.batch.query_starts[members[i] + 1] - first, memory, rows);
+  }
+  AttentionJob job = new_job(step, task.kv_head, memory, rows);
+  job.keys.base = job.cache.base;
+  job.keys.blocks = step.blocks(members[0]);
+  job.keys.begin = std::max(prefix.begin, task.segment * kAttentionSegment);
+  job.keys.end = std::min(prefix.end, (task.segment + 1) * kAttentionSegment);
+  attend(step, job, prefix_state(step, prefix, task.kv_head, task.segment));
+}
+
 // Folds the segments of a shared context.
 void run_shared(const Step& step, const AttentionTask& task) {
-  const int64_t rows = int64_t{task.tokens} * step.group;
-  const Softmax total(step, step.partials + task.partial, rows);
-  for (int segment = task.first_segment + 1; segment < task.last_segment; ++segment)
-    fold(step, total,
-         Softmax(step, step.partials + task.partial + (segment - task.first_segment) * step.partial_floats(rows), rows), rows);
+  const int64_t rows = int64_t{task.tokens} * step.group, each = step.state_floats(rows);
+  float* states = step.partials + task.partial;
+  const Softmax total(step, states, rows);
+  for (int i = 1; i < task.last_segment - task.first_segment; ++i)
+    fold(step, total, Softmax(step, states + i * each, rows), 0, rows);
   finish(step, task, total);
-}
-
-// All tasks of the step over whole contexts; returns their cost in key positions times rows.
-int64_t list_tasks(const Step& step, std::vector<AttentionTask>& tasks) {
-  const int run = std::max(1, kRows / step.group);
-  int64_t cost = 0;
-  tasks.clear();
-  for (int32_t s = 0; s < step.batch.seqs; ++s) {
-    const int tokens = step.batch.query_starts[s + 1] - step.batch.query_starts[s];
-    for (int t = 0; t < tokens; t += run) {
-      for (int32_t h = 0; h < step.cache.shape().kv_heads; ++h) {
-        AttentionTask task{s, h, t, std::min(run, tokens - t), 0, 0, -1};
-        task.first_segment = step.begin(task) / kAttentionSegment;
-        task.last_segment = (step.end(task) - 1) / kAttentionSegment + 1;
-        cost += int64_t{step.end(task) - step.begin(task)} * task.tokens;
-        tasks.push_back(task);
-      }
-    }
-  }
-  return cost;
-}
-
-// Replaces tasks that would hold the other threads up by one task per segment; returns the floats of partial results.
-int64_t share_long_contexts(const Step& step, int64_t cost, int threads, AttentionScratch& scratch) {
-  scratch.shared.clear();
-  if (threads == 1) return 0;
-  const int64_t fair = cost / (threads * 4);
-  int64_t floats = 0;
-  const size_t count = scratch.tasks.size();
-  for (size_t i = 0; i < count; ++i) {
-    AttentionTask task = scratch.tasks[i];
-    const int segments = task.last_segment - task.first_segment;
-    if (segments < 2 || int64_t{step.end(task) - step.begin(task)} * task.tokens <= fair) continue;
-    const int64_t each = step.partial_floats(int64_t{task.tokens} * step.group);
-    task.partial = floats;
-    scratch.shared.push_back(task);
-    for (int segment = 0; segment < segments; ++segment) {
-      AttentionTask part = task;
-      part.first_segment = task.first_segment + segment;
-      part.last_segment = part.first_segment + 1;
-      part.partial = floats + segment * each;
-      if (segment == 0) scratch.tasks[i] = part;
-      else scratch.tasks.push_back(part);
-    }
-    floats += segments * each;
-  }
-  return floats;
 }
 
 void grow(Buffer& buffer, int64_t bytes) {
   if (static_cast<int64_t>(buffer.bytes()) < bytes) buffer = Buffer(static_cast<size_t>(bytes + bytes / 4));
 }
 
+// Runs the prefix tasks and then `tasks`. A thread takes several neighbouring tasks at once, so that it knows what to
+// fetch ahead.
+void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTask>& prefix_tasks,
+               const std::vector<AttentionTask>& tasks, char* memory, int64_t each) {
+  const int64_t prefixes = static_cast<int64_t>(prefix_tasks.size()), count = static_cast<int64_t>(tasks.size());
+  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16);
+  pool.run(prefixes + (count + run - 1) / run, [&](int64_t index, int thread) {
+    char* own = memory + thread * each;
+    if (index < prefixes) return run_prefix(step, prefix_tasks[static_cast<size_t>(index)], own);
+    const int64_t first = (index - prefixes) * run, end = std::min(first + run, count);
+    for (int64_t i = first; i < end; ++i)
+      run_task(step, tasks[static_cast<size_t>(i)], i + 1 < end ? &tasks[static_cast<size_t>(i) + 1] : nullptr, own);
+  });
+}
+
 }  // namespace
+
+AttentionScratch::AttentionScratch() = default;
+AttentionScratch::~AttentionScratch() = default;
+
+const AttentionPlan& AttentionScratch::plan(const BatchView& batch, const CacheShape& cache, int heads, int window,
+                                            int threads) {
+  for (size_t i = 0; i < planned_; ++i)
+    if (plans_[i]->heads == heads && plans_[i]->window == window) return *plans_[i];
+  if (planned_ == plans_.size()) plans_.push_back(std::make_unique<AttentionPlan>());
+  AttentionPlan& plan = *plans_[planned_++];
+  plan.heads = heads;
+  plan.window = window;
+  plan_attention(batch, cache, threads, plan);
+  return plan;
+}
 
 void attention(Pool& pool, const AttentionArgs& args, const BatchView& batch, const KvCache& cache, int layer,
                AttentionScratch& scratch) {
   const CacheShape& shape = cache.shape();
-  Step step{*kernels().attention, args, batch, cache, layer, args.heads / shape.kv_heads, shape.head_dim,
+  const AttentionPlan& plan = scratch.plan(batch, shape, args.heads, args.window, pool.threads());
+  Step step{*kernels().attention, args, batch, cache, plan, layer, args.heads / shape.kv_heads, shape.head_dim,
             padded_dim(shape.head_dim), nullptr};
-  const int64_t cost = list_tasks(step, scratch.tasks);
-  const int64_t floats = share_long_contexts(step, cost, pool.threads(), scratch);
-  const int64_t rows = std::max(kRows, step.group), each = thread_bytes(step, rows);
-  grow(scratch.partials, floats * 4);
+  const int64_t each = Memory::bytes(step, plan.most_rows);
+  grow(scratch.partials, plan.partial_floats * 4);
   grow(scratch.memory, each * pool.threads());
   step.partials = scratch.partials.as<float>();
-  // A thread takes several neighbouring tasks at once, so that it knows what to fetch ahead.
-  const int64_t count = static_cast<int64_t>(scratch.tasks.size());
-  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16);
-  pool.run((count + run - 1) / run, [&](int64_t index, int thread) {
-    const int64_t end = std::min((index + 1) * run, count);
-    for (int64_t i = index * run; i < end; ++i)
-      run_task(step, scratch.tasks[i], i + 1 < end ? &scratch.tasks[i + 1] : nullptr, scratch.memory.as<char>() + thread * each);
-  });
-  if (scratch.shared.empty()) return;
-  pool.run(static_cast<int64_t>(scratch.shared.size()), [&](int64_t index, int) { run_shared(step, scratch.shared[index]); });
+  char* memory = scratch.memory.as<char>();
+  run_tasks(pool, step, plan.prefix_tasks, plan.tasks, memory, each);
+  if (!plan.tails.empty()) run_tasks(pool, step, {}, plan.tails, memory, each);
+  if (plan.shared.empty()) return;
+  pool.run(static_cast<int64_t>(plan.shared.size()),
+           [&](int64_t index, int) { run_shared(step, plan.shared[static_cast<size_t>(index)]); });
 }
 
 }  // namespace noria

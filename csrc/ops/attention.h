@@ -1,5 +1,6 @@
 // Everything that touches the KV cache: rope + write, attention, block copies.
 #pragma once
+#include <memory>
 #include <vector>
 
 #include "core/pool.h"
@@ -56,17 +57,27 @@ struct AttentionArgs {
   float softcap = 0;               // 0: none
 };
 
-// Neighbouring query tokens of a sequence and one KV head, over segments [first_segment, last_segment).
-struct AttentionTask {
-  int32_t sequence, kv_head, token, tokens;
-  int32_t first_segment, last_segment;
-  int64_t partial;  // floats into the partial results, -1: the task covers all segments and writes the output
-};
+// What a step's threads do, one plan per window: the layers of a step share it.
+struct AttentionPlan;
+
 // Work space that grows to the largest step and is then reused.
-struct AttentionScratch {
+class AttentionScratch {
+ public:
+  AttentionScratch();
+  ~AttentionScratch();
+  AttentionScratch(const AttentionScratch&) = delete;
+  AttentionScratch& operator=(const AttentionScratch&) = delete;
+  // A new batch: what was planned for the last one is forgotten.
+  void begin_step() { planned_ = 0; }
+  // The plan of the current batch for a layer with so many query heads and this window.
+  const AttentionPlan& plan(const BatchView& batch, const CacheShape& cache, int heads, int window, int threads);
+
   Buffer memory;    // per thread
-  Buffer partials;  // of contexts that several threads share
-  std::vector<AttentionTask> tasks, shared;
+  Buffer partials;  // states of shared prefixes, and of contexts that several threads share
+
+ private:
+  std::vector<std::unique_ptr<AttentionPlan>> plans_;
+  size_t planned_ = 0;  // plans_[0 … planned_) are of the current batch
 };
 // The tokens of a sequence have consecutive positions, the last being kv_length - 1.
 void attention(Pool& pool, const AttentionArgs& args, const BatchView& batch, const KvCache& cache, int layer,

@@ -112,6 +112,7 @@ int64_t Program::run(const BatchView& batch, int64_t table_rows, KvCache* cache)
   hidden_rows_ = 0;
   if (tokens_ == 0) return 0;
   pool_.begin_step();
+  scratch_.begin_step();
   for (size_t i = 0; i < graph_.ops.size(); ++i) execute(i, batch, cache);
   hidden_rows_ = graph_.hidden == kNone ? 0 : rows_of(graph_.hidden);
   return hidden_rows_;

@@ -32,6 +32,7 @@ class Setup:
     lengths: tuple[int, ...] = (70,)
     seed: int = 0
     spare: int = 3
+    shared: tuple[int, ...] = ()  # per sequence: so many tokens, whole blocks, are the first sequence's
     pool: Any = field(default_factory=lambda: native.Pool(1))
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class Setup:
         self.tables = np.full((len(blocks), max(blocks)), -1, np.int32)
         for slot, count in enumerate(blocks):
             self.tables[slot, :count], order = order[:count], order[count:]
+        for slot, tokens in enumerate(self.shared):
+            self.tables[slot, : tokens // self.block_size] = self.tables[0, : tokens // self.block_size]
         self.q: list[np.ndarray] = []  # per sequence [tokens, heads * head_dim]
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         for slot, length in enumerate(self.lengths):
@@ -170,6 +173,68 @@ def test_long_context_shared_among_threads_changes_no_bit(isa: str, type: str) -
     alone = setup.attend([(0, 2999, 1)])[0]
     for threads in (2, 7):
         assert np.array_equal(setup.attend([(0, 2999, 1)], threads=threads)[0], alone)
+
+
+def equal_to_alone(setup: Setup, rows: list[tuple[int, int, int]], **options: Any) -> None:
+    alone = [setup.attend([row], **options)[0] for row in rows]
+    for threads in (1, 2, 3):
+        together = setup.attend(rows, threads=threads, **options)
+        for one, other in zip(together, alone, strict=True):
+            assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("count", [2, 5, 17, 40])
+@pytest.mark.parametrize("shared", [144, 512, 720])
+def test_shared_prefix_changes_no_bit(isa: str, type: str, count: int, shared: int) -> None:
+    """Decodes whose contexts begin with the same blocks; one has nothing more of its own."""
+    lengths = (shared, *(shared + 1 + 13 * i % 90 for i in range(count - 1)))
+    setup = Setup(type, 9, 3, 64, 16, lengths, shared=(shared,) * count)
+    rows = [(slot, length - 1, 1) for slot, length in enumerate(lengths)]
+    equal_to_alone(setup, rows)
+    equal_to_alone(setup, rows[::-1])
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(100, 0.0), (300, 0.0), (600, 0.0), (0, 3.0), (130, 3.0)])
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+def test_shared_prefix_under_windows_and_softcaps(
+    isa: str, type: str, window: int, softcap: float, block_size: int
+) -> None:
+    lengths = (650, 641, 660, 900, 700, 640)
+    setup = Setup(type, 6, 2, 64, block_size, lengths, shared=(640,) * 6)
+    rows = [(slot, length - 1, 1) for slot, length in enumerate(lengths)]
+    equal_to_alone(setup, rows, window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_nested_prefixes_and_other_work_change_no_bit(isa: str, type: str, head_dim: int) -> None:
+    """All share a little, some of them much more; beside them prefills of the same prefix, drafts and strangers."""
+    shared = (1200, 1200, 1200, 1088, 256, 256, 256, 1200, 0, 0)
+    lengths = (1210, 1201, 1290, 1100, 300, 270, 257, 1300, 40, 1500)
+    setup = Setup(type, 6, 2, head_dim, 16, lengths, shared=shared)
+    counts = (1, 1, 4, 1, 1, 5, 1, 100, 40, 1)  # the eighth prefills, from within the prefix on
+    rows = [(slot, length - n, n) for slot, (length, n) in enumerate(zip(lengths, counts, strict=True))]
+    equal_to_alone(setup, rows)
+    equal_to_alone(setup, rows, window=700)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_long_tails_of_a_short_prefix_change_no_bit(isa: str, type: str) -> None:
+    lengths = (1900, 300, 1601)
+    setup = Setup(type, 4, 1, 64, 16, lengths, shared=(192,) * 3)
+    equal_to_alone(setup, [(slot, length - 1, 1) for slot, length in enumerate(lengths)])
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_shared_prefix_matches_reference(isa: str, type: str) -> None:
+    lengths = tuple(700 + i for i in range(30))
+    setup = Setup(type, 9, 3, 64, 16, lengths, shared=(688,) * 30)
+    got = setup.attend([(slot, length - 1, 1) for slot, length in enumerate(lengths)], threads=2)
+    for slot in (0, 13, 29):
+        want, largest = setup.reference(slot, 1)
+        assert np.abs(got[slot] - want).max() <= BOUND * largest
 
 
 @pytest.mark.parametrize("type", TYPES)
