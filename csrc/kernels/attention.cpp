@@ -336,6 +336,6 @@ static void finish(const float* accumulated, const float* sum, float* out, int h
 }
 
 extern const AttentionKernels attention_kernels;
-const AttentionKernels attention_kernels = {attend, fold, finish, rotate_head, write_token};
+const AttentionKernels attention_kernels = {attend, fold, finish, rope_tokens};
 
 }  // namespace noria::NORIA_ISA

@@ -61,13 +61,23 @@ constexpr int64_t attention_work_bytes(int64_t rows) {
          16 * 64;
 }
 
-struct RopeHead {
-  const float* norm = nullptr;  // [head_dim] or null
-  float eps = 0;
-  const float* cos = nullptr;   // [rotary_dim / 2] of the token's position
+// Tokens of one layer between the qkv product and attention: query and key heads are normed and rotated, keys and values
+// go into the cache.
+struct RopeJob {
+  CacheUnits cache;         // of KV head 0
+  int64_t unit_bytes = 0;   // from a KV head's unit to the next one's
+  const float* qkv = nullptr;  // [tokens][(heads + 2 * kv_heads) * head_dim]
+  float* q = nullptr;          // [tokens][heads * head_dim]
+  int heads = 0, kv_heads = 0;
+  const int32_t* positions = nullptr;     // [tokens]
+  const int32_t* kv_positions = nullptr;  // [tokens]
+  int64_t tokens = 0;
+  int rotary_dim = 0;           // 0: no rotation
+  const float* cos = nullptr;   // [positions][rotary_dim / 2]
   const float* sin = nullptr;
-  int rotary_dim = 0;
-  int head_dim = 0;
+  const float* q_norm = nullptr;  // [head_dim] or null
+  const float* k_norm = nullptr;
+  float eps = 0;
 };
 
 struct AttentionKernels {
@@ -77,10 +87,7 @@ struct AttentionKernels {
                const float* next_accumulated, int head_dim);
   // out = accumulated / sum, for one row.
   void (*finish)(const float* accumulated, const float* sum, float* out, int head_dim);
-  // One head of one token: norm, rotation.
-  void (*rotate)(const float* x, float* out, const RopeHead& head);
-  // One head of one token into the unit of its block, at `offset` within the block.
-  void (*write)(const CacheUnits& cache, int64_t block, int offset, const float* key, const float* value);
+  void (*rope)(const RopeJob& job);
 };
 
 }  // namespace noria

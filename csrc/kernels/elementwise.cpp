@@ -1,5 +1,6 @@
 #include "kernels/elementwise.h"
 
+#include "kernels/quantise.h"
 #include "kernels/simd.h"
 
 namespace noria::NORIA_ISA {
@@ -34,15 +35,6 @@ float sum_of_squares(const float* x, int64_t width) {
   return reduce_add(add(add(a, b), add(c, d)));
 }
 
-void norm_row(const float* x, const float* weight, float eps, const float* residual, int64_t width, float* out) {
-  const float mean = sum_of_squares(x, width) / static_cast<float>(width);
-  const Vf factor = set1(1.0f / __builtin_sqrtf(mean + eps));
-  for_lanes(width, [&](int64_t i, int n) {
-    const Vf normed = mul(mul(load_n(x + i, n), factor), load_n(weight + i, n));
-    store_n(out + i, residual ? add(normed, load_n(residual + i, n)) : normed, n);
-  });
-}
-
 float largest_size(const float* x, int64_t width) {
   Vf a = zero(), b = zero();
   int64_t i = 0;
@@ -53,9 +45,6 @@ float largest_size(const float* x, int64_t width) {
   for_lanes(width - i, [&](int64_t j, int n) { a = max(abs(load_n(x + i + j, n)), a); });
   return reduce_max(max(a, b));
 }
-
-// Below this a group counts as zero: 127 / max|x| would leave float32.
-constexpr float kSmallest = 3.8e-37f;
 
 // Codes of one group; returns their sum.
 int32_t quantise_group(const float* x, int64_t width, float inverse, uint8_t* codes) {
@@ -69,15 +58,38 @@ int32_t quantise_group(const float* x, int64_t width, float inverse, uint8_t* co
   return reduce_add_int(sum);
 }
 
+// A group of any size.
+void quantise_one(const float* x, int64_t width, uint8_t* codes, float* scale, int32_t* sum) {
+  const Scale found = scale_of(largest_size(x, width));
+  *scale = found.scale;
+  *sum = quantise_group(x, width, found.inverse, codes);
+}
+
+// The first `width` floats, whole rows of 64, in groups of 32 or 64; load(column) yields a vector of them.
+template <class Load> void quantise_whole(int64_t width, const RowTarget& target, Load load) {
+  CodeRows out;
+  out.codes = static_cast<uint8_t*>(target.data);
+  out.stride = kCodeRow;
+  out.scales = target.scales;
+  out.sums = target.sums;
+  out.group_stride = kCodeRow / target.spec.group;
+  const int rows = static_cast<int>(width / kCodeRow);
+  const auto at = [&](int row, int column) { return load(row * kCodeRow + column); };
+  if (target.spec.group == 32) quantise_rows<32>(rows, out, at);
+  else quantise_rows<64>(rows, out, at);
+}
+
 void quantise_row(const float* x, int64_t width, const RowTarget& target) {
   auto* codes = static_cast<uint8_t*>(target.data);
   const int64_t group = target.spec.group;
-  for (int64_t start = 0, g = 0; start < width; start += group, ++g) {
+  int64_t start = 0;
+  if (quantises_rows(target.spec.group)) {
+    start = width / kCodeRow * kCodeRow;
+    quantise_whole(start, target, [&](int64_t column) { return load(x + column); });
+  }
+  for (int64_t g = start / group; start < width; start += group, ++g) {
     const int64_t count = width - start < group ? width - start : group;
-    const float largest = largest_size(x + start, count);
-    const bool empty = largest < kSmallest;
-    target.scales[g] = empty ? 0.0f : largest / 127.0f;
-    target.sums[g] = quantise_group(x + start, count, empty ? 0.0f : 127.0f / largest, codes + start);
+    quantise_one(x + start, count, codes + start, target.scales + g, target.sums + g);
   }
   std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
 }
@@ -96,12 +108,77 @@ void round_row(const float* x, int64_t width, const RowTarget& target) {
   std::memset(out + width, 0, static_cast<size_t>(target.spec.stride() - width) * sizeof(uint16_t));
 }
 
-void convert_row(const float* x, int64_t width, const RowTarget* targets, int count) {
+RowTarget target_of_row(const RowTarget& target, int64_t row) {
+  RowTarget at = target;
+  at.data = static_cast<char*>(target.data) + row * target.row_bytes;
+  at.scales += row * target.spec.groups();
+  at.sums += row * target.spec.groups();
+  return at;
+}
+
+void convert_row(const float* x, int64_t width, int64_t row, const RowTarget* targets, int count) {
   for (int t = 0; t < count; ++t) {
-    switch (targets[t].spec.format) {
-      case Format::f32: copy_row(x, width, targets[t]); break;
-      case Format::bf16: round_row(x, width, targets[t]); break;
-      case Format::s8: quantise_row(x, width, targets[t]); break;
+    const RowTarget target = target_of_row(targets[t], row);
+    switch (target.spec.format) {
+      case Format::f32: copy_row(x, width, target); break;
+      case Format::bf16: round_row(x, width, target); break;
+      case Format::s8: quantise_row(x, width, target); break;
+    }
+  }
+}
+
+void convert_rows(const float* x, int64_t rows, int64_t width, const RowTarget* targets, int count) {
+  for (int64_t row = 0; row < rows; ++row) convert_row(x + row * width, width, row, targets, count);
+}
+
+// A norm of one row, yielded a vector at a time.
+struct NormedRow {
+  const float *x, *weight, *residual;
+  Vf factor;
+  inline Vf whole(int64_t i) const {
+    const Vf normed = mul(mul(load(x + i), factor), load(weight + i));
+    return residual ? add(normed, load(residual + i)) : normed;
+  }
+  inline Vf part(int64_t i, int n) const {
+    const Vf normed = mul(mul(load_partial(x + i, n), factor), load_partial(weight + i, n));
+    return residual ? add(normed, load_partial(residual + i, n)) : normed;
+  }
+};
+
+// The row's only form, straight from the registers. False if that form needs the whole row first.
+bool norm_into(const NormedRow& row, int64_t width, const RowTarget& target) {
+  if (width % kCodeRow) return false;
+  if (target.spec.format == Format::bf16) {
+    auto* out = static_cast<uint16_t*>(target.data);
+    for (int64_t i = 0; i < width; i += kLanes) store_bf16(out + i, row.whole(i));
+    return true;
+  }
+  if (target.spec.format != Format::s8 || !quantises_rows(target.spec.group)) return false;
+  quantise_whole(width, target, [&](int64_t column) { return row.whole(column); });
+  return true;
+}
+
+// Sums of squares of a few rows are taken before the first of them is written: the additions of one would else wait for
+// each other, and all that follows for them.
+constexpr int kNormRows = 4;
+
+void norm_rows(const NormArgs& args, int64_t rows, const RowTarget* targets, int count) {
+  const int64_t width = args.width;
+  for (int64_t first = 0; first < rows; first += kNormRows) {
+    const int some = static_cast<int>(rows - first < kNormRows ? rows - first : kNormRows);
+    float factors[kNormRows];
+    for (int r = 0; r < some; ++r) {
+      const float mean = sum_of_squares(args.x + (first + r) * width, width) / static_cast<float>(width);
+      factors[r] = 1.0f / __builtin_sqrtf(mean + args.eps);
+    }
+    for (int r = 0; r < some; ++r) {
+      const int64_t at = (first + r) * width;
+      const NormedRow row{args.x + at, args.weight, args.residual ? args.residual + at : nullptr, set1(factors[r])};
+      if (!args.out && count == 1 && norm_into(row, width, target_of_row(targets[0], first + r))) continue;
+      // The row stays in the nearest cache between its norm and its conversions.
+      float* out = args.out ? args.out + at : args.scratch;
+      for_lanes(width, [&](int64_t i, int n) { n == kLanes ? store(out + i, row.whole(i)) : store_partial(out + i, row.part(i, n), n); });
+      convert_row(out, width, first + r, targets, count);
     }
   }
 }
@@ -136,7 +213,6 @@ void evaluate(Function function, const float* x, int64_t count, float* out) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {convert_row,    norm_row, embed_row_f32,
-                                                embed_row_bf16, evaluate};
+const ElementwiseKernels elementwise_kernels = {convert_rows, norm_rows, embed_row_f32, embed_row_bf16, evaluate};
 
 }  // namespace noria::NORIA_ISA

@@ -13,8 +13,10 @@ namespace noria {
 namespace {
 
 constexpr int kMostTargets = 8;
-// Floats per task: large enough that taking a task is cheap beside it.
-constexpr int64_t kTaskFloats = 8192;
+// Fewer floats are not worth a task of their own (some tenths of a microsecond).
+constexpr int64_t kLeastFloats = 4096;
+// Tasks per thread: enough that the last ones end nearly together, and that others do what a descheduled thread leaves.
+constexpr int64_t kTasksPerThread = 4;
 
 size_t element_bytes(Format format) {
   switch (format) {
@@ -24,12 +26,13 @@ size_t element_bytes(Format format) {
   }
 }
 
-// Calls body(row) for every row, shared among the threads.
-template <class F> void for_rows(Pool& pool, int64_t rows, int64_t width, F body) {
-  const int64_t per_task = std::max<int64_t>(1, kTaskFloats / std::max<int64_t>(1, width));
-  pool.run((rows + per_task - 1) / per_task, [&](int64_t task, int) {
-    const int64_t last = std::min(rows, (task + 1) * per_task);
-    for (int64_t row = task * per_task; row < last; ++row) body(row);
+// Calls body(first, count) for runs of rows, shared evenly among the threads.
+template <class F> void for_runs(Pool& pool, int64_t rows, int64_t width, F body) {
+  const int64_t worth = (rows * width + kLeastFloats - 1) / kLeastFloats;
+  const int64_t tasks = std::min({rows, worth, pool.threads() * kTasksPerThread});
+  pool.run(tasks, [&](int64_t task, int) {
+    const int64_t first = rows * task / tasks, last = rows * (task + 1) / tasks;
+    body(first, last - first);
   });
 }
 
@@ -45,13 +48,13 @@ void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, Act
   }
 }
 
-// The targets of one row.
+// The targets from a row on.
 void locate(int64_t row, const ActivationSpec* specs, ActivationBuffer* const* out, int count, RowTarget* targets) {
   for (int t = 0; t < count; ++t) {
     const ActivationSpec& spec = specs[t];
     targets[t].spec = spec;
-    targets[t].data =
-        out[t]->data.as<char>() + static_cast<size_t>(row * spec.stride()) * element_bytes(spec.format);
+    targets[t].row_bytes = spec.stride() * static_cast<int64_t>(element_bytes(spec.format));
+    targets[t].data = out[t]->data.as<char>() + row * targets[t].row_bytes;
     if (spec.group == 0) continue;
     targets[t].scales = out[t]->scales.as<float>() + row * spec.groups();
     targets[t].sums = out[t]->sums.as<int32_t>() + row * spec.groups();
@@ -91,10 +94,10 @@ void convert(Pool& pool, const float* x, int64_t rows, int64_t width, const Acti
              int count) {
   check_targets(rows, width, specs, out, count);
   const auto* k = kernels().elementwise;
-  for_rows(pool, rows, width, [&](int64_t row) {
+  for_runs(pool, rows, width, [&](int64_t first, int64_t run) {
     RowTarget targets[kMostTargets];
-    locate(row, specs, out, count, targets);
-    k->convert_row(x + row * width, width, targets, count);
+    locate(first, specs, out, count, targets);
+    k->convert_rows(x + first * width, run, width, targets, count);
   });
 }
 
@@ -102,14 +105,18 @@ void norm(Pool& pool, const float* x, const float* weight, float eps, const floa
           float* out, const ActivationSpec* specs, ActivationBuffer* const* converted, int count) {
   check_targets(rows, width, specs, converted, count);
   const auto* k = kernels().elementwise;
-  for_rows(pool, rows, width, [&](int64_t row) {
-    // The row stays in the nearest cache between its norm and its conversions.
-    float* normed = out ? out + row * width : row_scratch(width);
-    k->norm_row(x + row * width, weight, eps, residual ? residual + row * width : nullptr, width, normed);
-    if (count == 0) return;
+  for_runs(pool, rows, width, [&](int64_t first, int64_t run) {
+    NormArgs args;
+    args.x = x + first * width;
+    args.weight = weight;
+    args.residual = residual ? residual + first * width : nullptr;
+    args.out = out ? out + first * width : nullptr;
+    args.scratch = out ? nullptr : row_scratch(width);
+    args.width = width;
+    args.eps = eps;
     RowTarget targets[kMostTargets];
-    locate(row, specs, converted, count, targets);
-    k->convert_row(normed, width, targets, count);
+    locate(first, specs, converted, count, targets);
+    k->norm_rows(args, run, targets, count);
   });
 }
 
@@ -126,16 +133,19 @@ EmbeddingTable make_table(const void* values, bool bf16, int64_t vocab, int64_t 
 void embed(Pool& pool, const EmbeddingTable& table, const int32_t* ids, int64_t rows, float scale, float* out) {
   const auto* k = kernels().elementwise;
   const int64_t width = table.width;
-  for_rows(pool, rows, width, [&](int64_t row) {
-    const int64_t at = ids[row] * width;
-    if (table.bf16) k->embed_row_bf16(table.data.as<uint16_t>() + at, scale, width, out + row * width);
-    else k->embed_row_f32(table.data.as<float>() + at, scale, width, out + row * width);
+  for_runs(pool, rows, width, [&](int64_t first, int64_t run) {
+    for (int64_t row = first; row < first + run; ++row) {
+      const int64_t at = ids[row] * width;
+      if (table.bf16) k->embed_row_bf16(table.data.as<uint16_t>() + at, scale, width, out + row * width);
+      else k->embed_row_f32(table.data.as<float>() + at, scale, width, out + row * width);
+    }
   });
 }
 
 void select(Pool& pool, const float* x, const int32_t* rows, int64_t count, int64_t width, float* out) {
-  for_rows(pool, count, width, [&](int64_t row) {
-    std::memcpy(out + row * width, x + rows[row] * width, static_cast<size_t>(width) * sizeof(float));
+  for_runs(pool, count, width, [&](int64_t first, int64_t run) {
+    for (int64_t row = first; row < first + run; ++row)
+      std::memcpy(out + row * width, x + rows[row] * width, static_cast<size_t>(width) * sizeof(float));
   });
 }
 

@@ -124,6 +124,19 @@ def test_norm_without_floats_yields_the_same_codes(isa: str) -> None:
             np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize("width", [63, 64, 320, 576, 600])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norm_straight_into_one_format_is_the_same(isa: str, width: int, with_residual: bool) -> None:
+    x, weight = rows_of(7, width), rows_of(1, width, 2)[0]
+    residual = rows_of(7, width, 1) if with_residual else None
+    x[2] = 0
+    _, through_floats = _native.norm(POOLS[1], x, weight, 1e-5, residual, FORMATS)
+    for index, form in enumerate(FORMATS):
+        _, (straight,) = _native.norm(POOLS[1], x, weight, 1e-5, residual, [form], floats=False)
+        for a, b in zip(straight, through_floats[index], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize("width", [65, 576, 9000])
 def test_a_row_is_the_same_alone_and_among_many_on_any_threads(isa: str, width: int) -> None:
     x, residual, weight = rows_of(50, width), rows_of(50, width, 1), rows_of(1, width, 2)[0]

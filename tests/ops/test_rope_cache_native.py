@@ -36,7 +36,8 @@ def kept(x: np.ndarray, type: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize(
-    ("head_dim", "rotary", "norm"), [(64, 64, False), (80, 32, True), (256, 256, True), (72, 0, False)]
+    ("head_dim", "rotary", "norm"),
+    [(64, 64, False), (80, 32, True), (128, 128, True), (256, 256, True), (72, 0, False)],
 )
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_matches_reference(isa: str, type: str, head_dim: int, rotary: int, norm: bool, block_size: int) -> None:
