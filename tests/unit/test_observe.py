@@ -1,13 +1,19 @@
-"""Logs in both forms."""
+"""Logs in both forms, and the histogram that takes many observations at once."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from noria.observe.logging import JsonFormatter, TextFormatter, get_logger, setup_logging
+from noria.observe.metrics import Tally
 
 
 def record(level: int = logging.INFO, **more: object) -> logging.LogRecord:
@@ -52,3 +58,24 @@ def test_levels(capsys: pytest.CaptureFixture[str]) -> None:
         for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
             logger.setLevel(level)
+
+
+def test_a_tally_is_the_histogram_of_its_observations() -> None:
+    """The page shows the same lines as for a histogram of the library, bucket bounds included."""
+    bounds, registry = (0.01, 0.5, 1, 20), CollectorRegistry()
+    tally, plain = Tally(bounds), Histogram("gap_seconds", "Gaps.", ("model_name",), registry=registry, buckets=bounds)
+    for value, times in ((0.01, 3), (0.02, 1), (0.7, 5), (20.5, 2)):
+        tally.observe(value, times)
+        for _ in range(times):
+            plain.labels("m").observe(value)
+
+    class Page(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield tally.family("gap_seconds", "Gaps.", "model_name", "m")
+
+    other = CollectorRegistry()
+    other.register(Page())
+    lines, expected = (generate_latest(one).decode().splitlines() for one in (other, registry))
+    sums = [line for line in lines if "_sum" in line]
+    assert [line for line in lines if "_sum" not in line] == [line for line in expected if "_sum" not in line]
+    assert float(sums[0].split()[-1]) == pytest.approx(3 * 0.01 + 0.02 + 5 * 0.7 + 2 * 20.5)

@@ -84,6 +84,7 @@ class EngineClient:
         self._error: EngineError | None = None
         self._stats_waiters: list[asyncio.Future[None]] = []
         self._accepted = 0  # tokens of the step at hand that became part of an output
+        self._gaps: dict[float, int] = {}  # seconds since the outputs before → how many of the step at hand
 
     @property
     def info(self) -> EngineInfo:
@@ -213,6 +214,7 @@ class EngineClient:
         now = time.monotonic()
         tokens = np.frombuffer(outputs.tokens, "<i4").tolist()
         self._accepted = 0
+        self._gaps.clear()
         for started in outputs.started:
             if (live := self.requests.get(started.request_id)) is not None:
                 live.cached_tokens, live.queued_seconds = started.cached_tokens, started.queued_seconds
@@ -232,7 +234,7 @@ class EngineClient:
         for request_id, end in finished.items():
             if (live := self.requests.get(request_id)) is not None:
                 self._guarded(live, [], None, end, now)
-        self.metrics.step(self._accepted, outputs.stats)
+        self.metrics.step(self._accepted, self._gaps, outputs.stats)
         self._answer_stats()
 
     def _guarded(
@@ -263,6 +265,11 @@ class EngineClient:
         now: float,
     ) -> None:
         self._clock(live, len(tokens), now)
+        if end is None and logprobs is None and live.prompt_logprobs is None and not live.detokenizer.stops:
+            live.received += tokens
+            self._accepted += len(tokens)
+            live.stream.put(Increment(live.choice, tokens, live.detokenizer.text(tokens)))
+            return
         silent = 1 if end is not None and end.stop_id is not None and tokens else 0  # an end token has no text
         text, used, stop = live.detokenizer.push(tokens[: len(tokens) - silent] if silent else tokens)
         if stop is None and end is not None:
@@ -279,14 +286,9 @@ class EngineClient:
         increment = Increment(live.choice, tokens, text, logprobs)
         if live.prompt_logprobs is not None and (tokens or end is not None):
             increment.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
-        if stop is not None:
-            if end is None:
-                self._transport.send(Abort((live.submit.request_id,)))
-            increment.finish = Finish("stop", stop, None, _cached(live, end))
-        elif end is not None:
-            reason_id = end.stop_id if end.stop_id in live.submit.params.stop_token_ids else None
-            increment.finish = Finish(end.reason, reason_id, end.message, _cached(live, end))
-            live.queued_seconds = end.queued_seconds or live.queued_seconds
+        if stop is not None and end is None:
+            self._transport.send(Abort((live.submit.request_id,)))
+        increment.finish = _finish(live, end, stop)
         if increment.finish is not None:
             self._end(live, increment, now)
         else:
@@ -299,7 +301,9 @@ class EngineClient:
             live.first_token = now
             self.metrics.first_token(now - live.started, live.prompt_tokens if live.submit.choice == 0 else 0)
         else:
-            self.metrics.further_tokens(now - live.last)
+            # Most tokens of a step have waited since the same step before, for exactly as long.
+            gap = now - live.last
+            self._gaps[gap] = self._gaps.get(gap, 0) + 1
         live.last = now
 
     def _end(self, live: LiveRequest, increment: Increment, now: float) -> None:
@@ -355,8 +359,16 @@ def _gather(live: LiveRequest, columns: LogProbColumns) -> None:
         live.prompt_logprobs.extend(columns)
 
 
-def _cached(live: LiveRequest, end: Finished | None) -> int:
-    return (end.cached_tokens if end is not None else 0) or live.cached_tokens
+def _finish(live: LiveRequest, end: Finished | None, stop: str | None) -> Finish | None:
+    """How a request ended, if it did: at a stop string, or as the engine says."""
+    cached = (end.cached_tokens if end is not None else 0) or live.cached_tokens
+    if stop is not None:
+        return Finish("stop", stop, None, cached)
+    if end is None:
+        return None
+    live.queued_seconds = end.queued_seconds or live.queued_seconds
+    reason_id = end.stop_id if end.stop_id in live.submit.params.stop_token_ids else None
+    return Finish(end.reason, reason_id, end.message, cached)
 
 
 def _record(live: LiveRequest, reason: FinishReason, now: float) -> RequestRecord:

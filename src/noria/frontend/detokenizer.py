@@ -129,14 +129,19 @@ class Detokenizer:
         self._count = 0
         self._buffer = b""  # the beginning of a character, at most three bytes
 
+    @property
+    def stops(self) -> bool:
+        """Whether there are stop strings to look for; if not, `text` is all that is needed."""
+        return self._finder is not None
+
     def push(self, tokens: Sequence[int]) -> Pushed:
         """Takes the next tokens of the output."""
         if self._finder is None:
-            return Pushed(self._decode(tokens), len(tokens), None)
+            return Pushed(self.text(tokens), len(tokens), None)
         out: list[str] = []
         for used, token in enumerate(tokens, 1):
             self._count += 1
-            text = self._decode((token,))
+            text = self.text((token,))
             if self._count <= self._min_tokens:
                 out.append(text)
             elif text:
@@ -155,7 +160,8 @@ class Detokenizer:
         sure, stop = self._finder.push(text) if self._count > self._min_tokens else (text, None)
         return Pushed(sure if stop is not None else sure + self._finder.flush(), 0, stop)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
+        """Takes the next tokens of an output without stop strings; returns their text as far as it is whole."""
         table = self._table
         data = self._buffer
         for token in tokens:

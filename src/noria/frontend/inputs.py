@@ -1,6 +1,7 @@
 """What a user sent → token ids that the engine can take.
 
-Owns rendering and encoding off the event loop, and the checks of length and vocabulary. Knows nothing of HTTP.
+Owns rendering and encoding, off the event loop unless a text is short, and the checks of length and vocabulary. Knows
+nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from noria.params import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
 _TRIED_CHARACTERS = 16  # per token of context: several times what text has
+# Characters that are encoded on the event loop: that takes less than half a millisecond, and to hand them to another
+# thread and back would take as long again.
+_SHORT = 2048
 
 
 class TokenizerLike(Protocol):
@@ -82,11 +86,16 @@ class InputProcessor:
         self._pool.shutdown(wait=wait, cancel_futures=True)
         self._long.shutdown(wait=wait, cancel_futures=True)
 
-    async def prompt(self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt") -> list[int]:
-        """Token ids of a completion's prompt: text, or ids, which are checked."""
+    async def prompt(
+        self, prompt: str | Sequence[int], add_bos: bool = True, field: str = "prompt", alone: bool = False
+    ) -> list[int]:
+        """Token ids of a completion's prompt: text, or ids, which are checked. `alone`: it is not one of many."""
         if isinstance(prompt, str):
             encode = partial(self.tokenizer.encode, add_bos=add_bos)
-            ids = await asyncio.get_running_loop().run_in_executor(self._pool, self._bounded, encode, prompt, field)
+            if alone and len(prompt) <= _SHORT:
+                ids = self._bounded(encode, prompt, field)
+            else:
+                ids = await asyncio.get_running_loop().run_in_executor(self._pool, self._bounded, encode, prompt, field)
         else:
             ids = list(prompt)
             self.check_ids(ids, field)
@@ -128,7 +137,7 @@ class InputProcessor:
         and the first that cannot fit ends the work."""
         encoded = []
         for prompt in prompts:
-            ids = await self.prompt(prompt, add_bos)
+            ids = await self.prompt(prompt, add_bos, alone=len(prompts) == 1)
             self.check_room(len(ids), max_tokens, "prompt")
             encoded.append(ids)
         return encoded

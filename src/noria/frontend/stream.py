@@ -1,14 +1,16 @@
-"""One user request on its way: what the engine has yielded so far, and the queue to whoever reads it.
+"""One user request on its way: what the engine has yielded so far, and the way to whoever reads it.
 
 Owns the form in which outputs leave the client. Increments that nobody has taken yet are merged, so that a slow reader
-costs no more memory than the output itself.
+costs no more memory than the output itself. A reader that only writes them on is served where they arrive, so that no
+task is woken for each token.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -101,11 +103,41 @@ class StreamClosedError(Exception):
     """The stream was closed while somebody waited for its news."""
 
 
+Write = Callable[[list[Increment]], Coroutine[Any, Any, None] | None]
+
+
+class _Rest:
+    """The rest of a coroutine that was begun outside of a task and now waits for `pending`: await this to go on."""
+
+    __slots__ = ("_coroutine", "_pending")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], pending: Any) -> None:
+        self._coroutine = coroutine
+        self._pending = pending
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        pending = self._pending
+        try:
+            while True:
+                try:
+                    value = yield pending
+                except BaseException as error:
+                    pending = self._coroutine.throw(error)
+                else:
+                    pending = self._coroutine.send(value)
+        except StopIteration:
+            return
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
 class RequestStream:
     """The choices of one user request, as they grow. Choice index = prompt index * n + index within its n.
 
-    Iterate for lists of increments, one per choice that has news; or await `result()` for the whole. `close()` aborts
-    whatever has not finished, and ends a reader that waits with StreamClosedError; leaving `with` closes.
+    Iterate for lists of increments, one per choice that has news; or have them written by `forward()`; or await
+    `result()` for the whole. `close()` aborts whatever has not finished, and ends a reader that waits with
+    StreamClosedError; leaving `with` closes.
     """
 
     def __init__(self, choices: int, prompt_tokens: int, on_close: Callable[[RequestStream], None]) -> None:
@@ -116,6 +148,8 @@ class RequestStream:
         self._news: dict[int, Increment] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._patient = False
+        self._write: Write | None = None
+        self._rest: _Rest | None = None  # of a write that has to wait
         self._closed = False
         self._error: Exception | None = None
         self._on_close = on_close
@@ -137,8 +171,35 @@ class RequestStream:
         await self._wait()
         return [self._news[index] for index in sorted(self._news)]
 
+    async def forward(self, write: Write) -> None:
+        """Gives all news to `write`, to the last; raises what it raises.
+
+        While the reader, who awaits this, has nothing to do, `write` runs inside of `put`. If it has to wait there (it
+        writes to something that is full), the reader finishes it, and what comes meanwhile is merged.
+        """
+        self._write = write
+        try:
+            while await self._wait():
+                if self._rest is not None:
+                    rest, self._rest = self._rest, None
+                    await rest
+                    continue
+                news, self._news = list(self._news.values()), {}
+                writing = write(news)
+                if writing is not None:
+                    await writing
+        finally:
+            self._write = None
+            if self._rest is not None:
+                self._rest.close()
+
     def put(self, increment: Increment) -> None:
         """Called by the client: more of a choice."""
+        if self._error is not None:
+            return  # of an earlier write: the reader gives up
+        if self._write is not None and not self._news and self._waiter is not None and not self._waiter.done():
+            self._write_now(self._write, increment)
+            return
         present = self._news.get(increment.choice)
         if present is None:
             self._news[increment.choice] = increment
@@ -161,9 +222,23 @@ class RequestStream:
             self._closed = True
             self._wake()
 
+    def _write_now(self, write: Write, increment: Increment) -> None:
+        try:
+            writing = write([increment])
+            if writing is not None:
+                self._rest = _Rest(writing, writing.send(None))
+                self._wake()
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._error = error
+            self._wake()
+        if not self.live:
+            self._wake()
+
     async def _wait(self) -> bool:
-        """Until there is news (for the patient: until all is there). False: all was read."""
-        while (not self._news or self._patient) and self.live:
+        """Until there is news (for the patient: until all is there) or a write to finish. False: all was read."""
+        while (not (self._news or self._rest) or self._patient) and self.live and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -171,9 +246,9 @@ class RequestStream:
                 self._waiter = None
         if self._closed:
             raise StreamClosedError
-        if self._error is not None and (self._patient or not self._news):
+        if self._error is not None and (self._patient or not (self._news or self._rest)):
             raise self._error
-        return bool(self._news)
+        return bool(self._news or self._rest)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

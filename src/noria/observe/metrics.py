@@ -6,11 +6,13 @@ client as outputs pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -42,6 +44,33 @@ class RequestRecord:
     total: float
 
 
+class Tally:
+    """A histogram that takes many equal observations at the price of one. Used on one thread, read on any.
+
+    Args:
+        bounds: upper bounds of its buckets, ascending; one without a bound follows them.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int) -> None:
+        """`value` was seen `times` times."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self, name: str, text: str, label: str, value: str) -> HistogramMetricFamily:
+        """As it stands now, with one label."""
+        family = HistogramMetricFamily(name, text, labels=(label,))
+        names = [*map(str, map(float, self._bounds)), "+Inf"]
+        family.add_metric((value,), list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum)
+        return family
+
+
 class Metrics:
     """All metrics of one server. `model` becomes the label `model_name`."""
 
@@ -71,7 +100,7 @@ class Metrics:
     def _histograms(self) -> None:
         make = self._histogram
         self._ttft = make("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
-        self._itl = make("inter_token_latency_seconds", "Gap between consecutive outputs of a choice.", _TOKEN)
+        self.gaps = Tally(_TOKEN)
         self._tpot = make("time_per_output_token_seconds", "Mean time per token after the first.", _TOKEN)
         self._request_tpot = make("request_time_per_output_token_seconds", "The same, under its other name.", _TOKEN)
         self._e2e = make("e2e_request_latency_seconds", "From arrival to the end.", _REQUEST)
@@ -105,13 +134,16 @@ class Metrics:
         self._ttft.observe(seconds)
         self._prompt_tokens.inc(prompt_tokens)
 
-    def further_tokens(self, gap: float) -> None:
-        """More tokens of a choice came, `gap` seconds after the ones before."""
-        self._itl.observe(gap)
+    def step(self, tokens: int, gaps: Mapping[float, int], stats: EngineStats) -> None:
+        """A step's outputs came.
 
-    def step(self, tokens: int, stats: EngineStats) -> None:
-        """A step's outputs came; `tokens` of them became part of an answer (those behind a stop string do not)."""
+        Args:
+            tokens: how many of them became part of an answer (those behind a stop string do not).
+            gaps: seconds since the outputs of a choice before these → of how many choices.
+        """
         self.stats = stats
+        for gap, times in gaps.items():
+            self.gaps.observe(gap, times)
         if tokens:
             self._generation_tokens.inc(tokens)
             self._iteration.observe(tokens)
@@ -172,6 +204,8 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"noria_{name}", text, labels=["model_name"])
             counter.add_metric(labels, float(value))
             yield counter
+        text = "Gap between consecutive outputs of a choice."
+        yield self._metrics.gaps.family("noria_inter_token_latency_seconds", text, "model_name", self._metrics.model)
         yield from self._config()
 
     def _config(self) -> Iterator[Metric]:

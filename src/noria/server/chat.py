@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from noria.errors import InvalidRequestError
-from noria.frontend.stream import Increment, RequestStream, StreamClosedError
+from noria.frontend.stream import Increment, RequestStream
 from noria.params import MAX_LOGPROBS, SamplingParams
 from noria.server.errors import describe
-from noria.server.http import DONE, EventStream, event, json_response
+from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import chat_logprobs
 from noria.server.protocol import (
     AssistantMessage,
@@ -55,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     stream = await submit(state, request, wanted, params.n, prepare, arrived)
     reply = _Reply(state, wanted, encoded[0], stream, arrived)
     if wanted.stream:
-        return EventStream(reply.events(), stream.close)
+        return EventStream(stream, reply)
     return json_response(reply.complete(await whole(request, stream)))
 
 
@@ -74,7 +73,8 @@ def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:
 
 
 class _Reply:
-    """Writes the answer to one request, whole or in chunks."""
+    """Writes the answer to one request, whole or in chunks: the role, text as it comes, an empty delta with the finish
+    reason, the usage."""
 
     def __init__(
         self, state: ServerState, wanted: ChatRequest, prompt: list[int], stream: RequestStream, arrived: float
@@ -87,6 +87,9 @@ class _Reply:
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._tokens = 0
+        self._quiet: UnsetType | None = None if wanted.include_usage else UNSET  # OpenAI: null until the usage chunk
+        self._plain = not wanted.logprobs and not wanted.return_token_ids  # chunks hold text and nothing else
+        self._templates: dict[int, tuple[bytes, bytes]] = {}  # by choice, of a chunk with text
 
     def complete(self, increments: list[Increment]) -> ChatCompletion:
         """The whole answer."""
@@ -101,52 +104,56 @@ class _Reply:
             prompt_token_ids=self._prompt if self._wanted.return_token_ids else UNSET,
         )
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer in chunks: the role, text as it comes, an empty delta with the finish reason, usage, the end."""
-        quiet = None if self._wanted.include_usage else UNSET  # OpenAI: null until the usage chunk
-        try:
-            yield b"".join(self._opening(quiet))
-            async for news in self._stream:
-                yield b"".join(event(self._chunk([choice], quiet)) for choice in self._pieces(news))
-            if self._wanted.include_usage:
-                yield event(self._chunk([], usage(self._stream, self._tokens)))
-            log_answer("chat stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
-        except StreamClosedError:
-            raise  # the client has gone
-        except Exception as error:
-            log.warning("chat %s failed: %s", self._id, error)
-            yield event(describe(error)[1])
-        yield DONE
-
-    def _opening(self, quiet: Usage | UnsetType | None) -> list[bytes]:
+    def opening(self) -> bytes:
         opening = []
         for index in range(self._stream.choices):
-            chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta("assistant", ""))], quiet)
+            chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta("assistant", ""))], self._quiet)
             if index == 0 and self._wanted.return_token_ids:
                 chunk.prompt_token_ids = self._prompt
             opening.append(event(chunk))
-        return opening
+        return b"".join(opening)
 
-    def _pieces(self, news: list[Increment]) -> list[ChatChunkChoice]:
-        pieces: list[ChatChunkChoice] = []
-        for increment in news:
-            raise_error(increment)
-            self._tokens += len(increment.token_ids)
-            logprobs = self._logprobs(increment)
-            ids = increment.token_ids if self._wanted.return_token_ids else UNSET
-            if increment.text or logprobs is not None or ids:
-                delta = Delta(content=increment.text)
-                pieces.append(ChatChunkChoice(index=increment.choice, delta=delta, logprobs=logprobs, token_ids=ids))
-            if (finish := increment.finish) is not None:
-                pieces.append(
-                    ChatChunkChoice(
-                        index=increment.choice,
-                        delta=Delta(),
-                        finish_reason=finish.reason,
-                        stop_reason=finish.stop_reason,
-                    )
-                )
-        return pieces
+    def news(self, increments: list[Increment]) -> bytes:
+        if len(increments) == 1:
+            return self._events(increments[0])
+        return b"".join(map(self._events, increments))
+
+    def closing(self) -> bytes:
+        log_answer("chat stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        return event(self._chunk([], usage(self._stream, self._tokens))) if self._wanted.include_usage else b""
+
+    def failure(self, error: Exception) -> bytes:
+        log.warning("chat %s failed: %s", self._id, error)
+        return event(describe(error)[1])
+
+    def _events(self, increment: Increment) -> bytes:
+        raise_error(increment)
+        self._tokens += len(increment.token_ids)
+        events = self._text_event(increment) if self._plain else self._full_event(increment)
+        if (finish := increment.finish) is not None:
+            last = ChatChunkChoice(
+                index=increment.choice, delta=Delta(), finish_reason=finish.reason, stop_reason=finish.stop_reason
+            )
+            events += event(self._chunk([last], self._quiet))
+        return events
+
+    def _text_event(self, increment: Increment) -> bytes:
+        if not increment.text:
+            return b""
+        template = self._templates.get(increment.choice)
+        if template is None:
+            empty = ChatChunkChoice(index=increment.choice, delta=Delta(content=""))
+            template = self._templates[increment.choice] = text_template(self._chunk([empty], self._quiet), "content")
+        return template[0] + encode_text(increment.text) + template[1]
+
+    def _full_event(self, increment: Increment) -> bytes:
+        logprobs = self._logprobs(increment)
+        ids = increment.token_ids if self._wanted.return_token_ids else UNSET
+        if not (increment.text or logprobs is not None or ids):
+            return b""
+        delta = Delta(content=increment.text)
+        choice = ChatChunkChoice(index=increment.choice, delta=delta, logprobs=logprobs, token_ids=ids)
+        return event(self._chunk([choice], self._quiet))
 
     def _choice(self, increment: Increment) -> ChatChoice:
         finish = increment.finish

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec import UnsetType
@@ -13,10 +12,10 @@ from starlette.responses import Response
 
 from noria.errors import InvalidRequestError
 from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
-from noria.frontend.stream import Increment, RequestStream, StreamClosedError
+from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
 from noria.server.errors import describe
-from noria.server.http import DONE, EventStream, event, json_response
+from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend
 from noria.server.protocol import (
     Completion,
@@ -51,7 +50,7 @@ async def create_completion(request: Request) -> Response:
     stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived)
     reply = _Reply(state, wanted, params, prompts, encoded, stream, arrived)
     if wanted.stream:
-        return EventStream(reply.events(), stream.close)
+        return EventStream(stream, reply)
     return json_response(reply.complete(await whole(request, stream)))
 
 
@@ -63,17 +62,19 @@ def _params(state: ServerState, wanted: CompletionRequest) -> SamplingParams:
 
 
 class _Choice:
-    """What must be remembered of a choice between chunks."""
+    """What must be remembered of a choice between chunks. `template`: of a chunk with nothing but text."""
 
-    __slots__ = ("begun", "finish", "writer")
+    __slots__ = ("begun", "template", "writer")
 
     def __init__(self, writer: CompletionLogprobsWriter) -> None:
         self.writer = writer
         self.begun = False
+        self.template: tuple[bytes, bytes] | None = None
 
 
 class _Reply:
-    """Writes the answer to one request, whole or in chunks."""
+    """Writes the answer to one request, whole or in chunks: text as it comes, an empty one with the finish reason, one
+    with the usage."""
 
     def __init__(
         self,
@@ -94,6 +95,9 @@ class _Reply:
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._tokens = 0
+        # OpenAI: null until the usage chunk.
+        self._quiet: UnsetType | None = None if wanted.include_usage else msgspec.UNSET
+        self._plain = params.logprobs is None and not wanted.return_token_ids  # chunks hold text and nothing else
         self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
         skip = params.skip_special_tokens
         self._choices = [_Choice(CompletionLogprobsWriter(state.pieces, 0, skip)) for _ in range(stream.choices)]
@@ -104,32 +108,41 @@ class _Reply:
         log_answer("completion", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
         return self._chunk(choices, usage(self._stream, self._tokens))
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer in chunks: text as it comes, an empty one with the finish reason, usage, the end."""
-        quiet = None if self._wanted.include_usage else msgspec.UNSET  # OpenAI: null until the usage chunk
-        try:
-            async for news in self._stream:
-                yield b"".join(event(self._chunk([choice], quiet)) for choice in self._pieces(news))
-            if self._wanted.include_usage:
-                yield event(self._chunk([], usage(self._stream, self._tokens)))
-            log_answer("completion stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
-        except StreamClosedError:
-            raise  # the client has gone
-        except Exception as error:
-            log.warning("completion %s failed: %s", self._id, error)
-            yield event(describe(error)[1])
-        yield DONE
+    def opening(self) -> bytes:
+        return b""
 
-    def _pieces(self, news: list[Increment]) -> list[CompletionChoice]:
-        pieces: list[CompletionChoice] = []
-        for increment in news:
-            raise_error(increment)
-            piece = self._choice(increment, last=False)
-            if piece.text or piece.logprobs is not None or piece.token_ids or piece.prompt_token_ids:
-                pieces.append(piece)
-            if increment.finish is not None:
-                pieces.append(self._final(increment))
-        return pieces
+    def news(self, increments: list[Increment]) -> bytes:
+        if len(increments) == 1:
+            return self._events(increments[0])
+        return b"".join(map(self._events, increments))
+
+    def closing(self) -> bytes:
+        log_answer("completion stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
+        return event(self._chunk([], usage(self._stream, self._tokens))) if self._wanted.include_usage else b""
+
+    def failure(self, error: Exception) -> bytes:
+        log.warning("completion %s failed: %s", self._id, error)
+        return event(describe(error)[1])
+
+    def _events(self, increment: Increment) -> bytes:
+        choice = self._choices[increment.choice]
+        if choice.begun and self._plain and increment.finish is None:
+            self._tokens += len(increment.token_ids)
+            if not increment.text:
+                return b""
+            if choice.template is None:
+                empty = CompletionChoice(index=increment.choice, text="")
+                choice.template = text_template(self._chunk([empty], self._quiet), "text")
+            before, after = choice.template
+            return before + encode_text(increment.text) + after
+        raise_error(increment)
+        piece = self._choice(increment, last=False)
+        events = b""
+        if piece.text or piece.logprobs is not None or piece.token_ids or piece.prompt_token_ids:
+            events = event(self._chunk([piece], self._quiet))
+        if increment.finish is not None:
+            events += event(self._chunk([self._final(increment)], self._quiet))
+        return events
 
     def _final(self, increment: Increment) -> CompletionChoice:
         assert increment.finish is not None

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.errors import AuthenticationError, QueueFullError, TooLargeError
-from noria.frontend.stream import StreamClosedError
+from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.server.errors import error_response, from_decoding
 
 T = TypeVar("T")
@@ -28,6 +28,23 @@ DONE = b"data: [DONE]\n\n"
 def event(value: Any) -> bytes:
     """A server-sent event."""
     return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+def encode_text(text: str) -> bytes:
+    """A string as JSON."""
+    return _encoder.encode(text)
+
+
+def text_template(value: Any, field: str) -> tuple[bytes, bytes]:
+    """What stands before and after a text in an event, so that not every chunk need be made of objects.
+
+    Args:
+        value: the chunk, with an empty string as its only `field` of that name.
+    """
+    # A quote within a string is escaped in JSON, so that this can only be the field.
+    place = f'"{field}":""'.encode()
+    before, after = event(value).split(place)
+    return before + place[:-2], after
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -105,31 +122,67 @@ class Watch:
             self.callback()
 
 
+class Events(Protocol):
+    """Writes an answer as server-sent events. Each method returns events, whole ones, or nothing."""
+
+    def opening(self) -> bytes:
+        """Before anything is known."""
+        ...
+
+    def news(self, increments: list[Increment]) -> bytes:
+        """More of the answer. Raises EngineError if the engine gave up on it."""
+        ...
+
+    def closing(self) -> bytes:
+        """After all of it."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """Instead of the rest."""
+        ...
+
+
 class EventStream(Response):
-    """Server-sent events until `events` ends or the client goes; `close` is called in either case."""
+    """An answer as server-sent events, until it ends or the client goes; `stream` is closed in either case."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(self, stream: RequestStream, events: Events) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
+        self._stream = stream
         self._events = events
-        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with Watch(receive) as watch:
-                watch.callback = self._close
+                watch.callback = self._stream.close
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for piece in self._events:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    if watch.gone:
-                        return
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                if opening := self._events.opening():
+                    await send({"type": "http.response.body", "body": opening, "more_body": True})
+                end = await self._forward(send) + DONE
+                await send({"type": "http.response.body", "body": end, "more_body": False})
         except StreamClosedError:
             return  # the watch closed it: nobody is there to read on
         finally:
-            self._close()
+            self._stream.close()
+
+    async def _forward(self, send: Send) -> bytes:
+        """Sends all that the engine yields; returns what remains to be said."""
+        news = self._events.news
+        deliver = cast("Callable[[Message], Coroutine[Any, Any, None]]", send)  # an async function, as they all are
+
+        def write(increments: list[Increment]) -> Coroutine[Any, Any, None] | None:
+            body = news(increments)
+            return deliver({"type": "http.response.body", "body": body, "more_body": True}) if body else None
+
+        try:
+            await self._stream.forward(write)
+            return self._events.closing()
+        except StreamClosedError:
+            raise
+        except Exception as error:
+            return self._events.failure(error)
 
 
 class ApiKeys:
@@ -173,6 +226,7 @@ __all__ = [
     "Bodies",
     "ClientDisconnect",
     "EventStream",
+    "Events",
     "Watch",
     "decode",
     "event",
