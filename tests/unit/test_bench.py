@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from noria.bench.http import Record, Target, ask
-from noria.bench.load import run_load
+from noria.bench.load import run_load, run_loop
 from noria.bench.report import print_summary, summarise
 from noria.bench.workloads import BenchRequest, WorkloadSpec, make_requests, presets
 from noria.errors import ConfigError
@@ -138,6 +138,39 @@ def test_stream_is_read() -> None:
     assert record.error is None
     assert (len(record.chunks), record.prompt_tokens, record.output_tokens) == (2, 5, 3)
     assert record.tpot == pytest.approx((record.chunks[1] - record.chunks[0]) / 2)
+
+
+@pytest.mark.parametrize("tail", [(5,), (1, 4), (2, 3), (3, 2), (4, 1), (1, 1, 1, 1, 1)])
+def test_the_end_is_noticed_however_it_is_cut(tail: tuple[int, ...]) -> None:
+    """What streams in is only read at the end, so the end must be seen although the server keeps the connection."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body = _events({"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]})
+        for event in body.split(b"\n\n")[:-1]:
+            writer.write(f"{len(event) + 2:x}\r\n".encode() + event + b"\n\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        end = b"0\r\n\r\n"
+        for length in tail:
+            writer.write(end[:length])
+            end = end[length:]
+            await writer.drain()
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(5)
+
+    async def main() -> Record:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        target = Target(f"http://127.0.0.1:{port}", "m", timeout=2)
+        return await ask(target, BenchRequest("hello", (1,), 2))
+
+    record = run_loop(main())
+    assert record.error is None
+    assert len(record.chunks) == 2
+    assert record.chunks[1] - record.chunks[0] > 0.01  # when they came, not when they were read
+    assert record.end - record.chunks[1] > 0.01
 
 
 def test_errors_are_recorded_not_raised() -> None:

@@ -1,12 +1,13 @@
 """The load generator's HTTP side: one streaming completion per call, as lean as it can be, because on most machines it
-shares the processor with the server that it measures. Speaks to any OpenAI-compatible server over HTTP/1.1."""
+shares the processor with the server that it measures. What a stream brings is put away with the time at which it came,
+and read once the answer has ended. Speaks to any OpenAI-compatible server over HTTP/1.1."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -70,6 +71,8 @@ class _Chunk(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
+_LAST_CHUNK = b"0\r\n\r\n"  # ends a chunked body
+_MOST_PIECES = 4096  # put away before they are read, so that an endless answer is not kept whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +125,42 @@ class _Exchange(asyncio.Protocol):
         self._record = record
         self._done = done
         self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[tuple[float, bytes]] = []  # when they came, and what
+        self._streaming = False  # a chunked answer: its end can be told without parsing
         self._rest = b""
-        self._now = 0.0
+        self._now = 0.0  # when the piece came that is being read
         self._finished = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._payload)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:
-        self._now = time.perf_counter()
+        pieces = self._pieces
+        pieces.append((time.perf_counter(), data))
+        # A piece shorter than the last chunk may be the end of it.
+        ended = data.endswith(_LAST_CHUNK) or len(data) < len(_LAST_CHUNK)
+        if ended or not self._streaming or len(pieces) >= _MOST_PIECES:
+            self._read()
+
+    def _read(self) -> None:
+        """Parses what has been put away."""
+        pieces, self._pieces = self._pieces, []
         try:
-            self._parser.feed_data(data)
+            for self._now, data in pieces:
+                self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._end(f"not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._read()
+        self._now = time.perf_counter()
         self._end(None if self._finished else f"connection closed early ({exc or 'no reason given'})")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"transfer-encoding" and value.lower() == b"chunked":
+            self._streaming = self._parser.get_status_code() == 200
 
     def on_body(self, body: bytes) -> None:
         if self._parser.get_status_code() != 200:
@@ -177,7 +197,7 @@ class _Exchange(asyncio.Protocol):
     def _end(self, error: str | None) -> None:
         if self._done.done():
             return
-        self._record.end = time.perf_counter()
+        self._record.end = self._now
         if error and not self._record.error:
             self._record.error = error
         if not self._record.error and not self._record.chunks:

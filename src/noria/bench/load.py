@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from noria.bench.http import Record
 from noria.bench.workloads import BenchRequest
 
+T = TypeVar("T")
 Ask = Callable[[BenchRequest], Awaitable[Record]]
 Progress = Callable[[Record], None]
+
+
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end on the event loop that takes the least of the processor."""
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 async def run_load(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,7 +182,7 @@ def serve(
 ) -> None:
     """Drive a server over HTTP and report throughput and latencies."""
     from noria.bench.http import Target, ask
-    from noria.bench.load import run_load
+    from noria.bench.load import run_load, run_loop
 
     loop = (num_requests, concurrency, request_rate, burstiness)
     spec = _asked(preset, loop, (input_len, output_len, shared_len))
@@ -193,7 +192,7 @@ def serve(
     for turn in range(repeat):
         requests = _requests(spec, tokenizer, dataset, seed + turn)
         with _progress(len(requests), preset or "serve") as done:
-            runs.append(asyncio.run(run_load(lambda item: ask(target, item), requests, spec.concurrency, done)))
+            runs.append(run_loop(run_load(lambda item: ask(target, item), requests, spec.concurrency, done)))
     extra = {"url": url, "model": target.model, "workload": msgspec.to_builtins(spec), "seed": seed}
     median = _report(f"{preset or 'workload'} at {url}", runs, (slo_ttft_ms, slo_tpot_ms), json, extra)
     if median["completed"] < median["requests"]:
