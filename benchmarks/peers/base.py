@@ -53,13 +53,15 @@ class Variant:
     Attributes:
         name: tells it from the engine's others: Q4_0, bf16.
         scheme: how weights are held and multiplied, for people. cache: type of the KV cache.
-        against: Noria's variants that are measured in turns with it.
+        against: Noria's variants that it is compared with.
+        most_requests: of a preset, where all of them would take too long.
     """
 
     name: str
     scheme: str
     cache: str
     against: tuple[str, ...] = ()
+    most_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

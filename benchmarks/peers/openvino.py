@@ -48,7 +48,7 @@ class OpenVino:
 
     def settings(self, variant: Variant, load: Load) -> tuple[str, ...]:
         scheduler = {
-            "max_num_batched_tokens": 512,
+            "max_num_batched_tokens": 1024,
             "max_num_seqs": 256,
             "dynamic_split_fuse": True,
             "enable_prefix_caching": load.spec.shared > 0,

@@ -1,15 +1,16 @@
-"""The order of the measurements: each engine in turns with Noria, A B A B, on the same prompts.
+"""Puts the loads on the engines, in the order of `schedule`, and keeps every measurement as soon as it is there.
 
-Noria and its counterpart are both up during their turns, but only one of them is ever at work. A machine's speed
-drifts; within a pair of turns it hardly does, so ratios are taken turn by turn.
+All engines stay up while their settings last, but only one of them is ever at work. One that dies, hangs or cannot be
+had loses its own rows and nobody else's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,66 +19,55 @@ import msgspec
 from noria.bench.workloads import english_text, make_requests, presets
 from noria.frontend.tokenizer import load_tokenizer
 from peers.base import Load, Outcome, Peer, Place, Session, Unavailable, Variant
+from peers.schedule import Job, jobs, label
+from peers.store import Report, Run, Store
 
 WARM_UP_SEED = 100_003
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 4, 8
-
-
-@dataclass(slots=True)
-class Run:
-    """One measurement. `pair`: the engine and variant whose turns it belongs to. `settings`: what it ran with."""
-
-    preset: str
-    engine: str
-    variant: str
-    pair: str
-    turn: int
-    outcome: Outcome
-    start_s: float | None = None
-    settings: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class Report:
-    """All measurements, and engines (or variants) that could not be had, with the reason."""
-
-    runs: list[Run] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+# Seconds that a measurement may be expected to take before there is one of its kind.
+GUESS = {"W1": 60.0, "W2": 15.0, "W3": 15.0, "W4": 30.0, "W5": 80.0}
+START_GUESS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. `requests`: at most so many a preset; `limit`: seconds of one measurement."""
+    """What is measured.
+
+    Attributes:
+        limit: seconds of one measurement. requests: at most so many a preset.
+        seconds: no measurement begins that would not end within so many seconds from the start of the run.
+        everything: see `schedule.jobs`.
+    """
 
     presets: tuple[str, ...]
     turns: int
     limit: float
     requests: int | None = None
-
-
-def label(engine: str, variant: str) -> str:
-    return f"{engine} {variant}"
+    seconds: float = float("inf")
+    everything: bool = False
 
 
 class Loads:
-    """Makes the workloads: of a preset for a turn, the same for every engine, other prompts in every turn."""
+    """Makes the workloads: of a preset for a turn, the same for every engine, other prompts in every one of them."""
 
     def __init__(self, place: Place, plan: Plan) -> None:
         self._tokenizer = load_tokenizer(place.files)
         self._folder = place.folder("prompts")
         self._plan = plan
-        self._made: dict[tuple[str, int], Load] = {}
+        self._made: dict[tuple[str, int, int | None], Load] = {}
 
-    def of(self, preset: str, turn: int) -> Load:
-        if (preset, turn) not in self._made:
+    def of(self, preset: str, turn: int, most: int | None = None) -> Load:
+        """`most`: requests, where a variant gets only a part of the preset."""
+        if (preset, turn, most) not in self._made:
             spec = presets()[preset]
-            if self._plan.requests is not None:
-                spec = msgspec.structs.replace(spec, requests=min(spec.requests, self._plan.requests))
-            text = self._text(turn)
-            requests = make_requests(spec, self._tokenizer, turn, "text", text)
-            self._made[preset, turn] = Load(preset, spec, turn, text, tuple(requests), self._plan.limit)
-        return self._made[preset, turn]
+            asked = min(given for given in (spec.requests, self._plan.requests, most) if given is not None)
+            spec = msgspec.structs.replace(spec, requests=asked)
+            # A seed of its own for every preset too: the same start of a prompt would be found in a prefix cache.
+            seed = 100 * turn + list(presets()).index(preset)
+            text = self._text(seed)
+            requests = make_requests(spec, self._tokenizer, seed, "text", text)
+            self._made[preset, turn, most] = Load(preset, spec, seed, text, tuple(requests), self._plan.limit)
+        return self._made[preset, turn, most]
 
     def warm_up(self, load: Load) -> Load:
         """A few short requests, of prompts that do not come again."""
@@ -88,85 +78,109 @@ class Loads:
         requests = make_requests(spec, self._tokenizer, WARM_UP_SEED, "text", text)
         return replace(load, spec=spec, seed=WARM_UP_SEED, text=text, requests=tuple(requests))
 
-    def _text(self, turn: int) -> Path:
+    def _text(self, seed: int) -> Path:
         """The English text, begun elsewhere: the shared prefix of a workload is cut from its beginning."""
-        path = self._folder / f"{turn}.txt"
+        path = self._folder / f"{seed}.txt"
         words = english_text().split(" ")
-        start = turn * 1009 % len(words)
+        start = seed * 1009 % len(words)
         path.write_text(" ".join(words[start:] + words[:start]), encoding="utf-8")
         return path
 
 
-def turns(engine: str, variant: Variant, count: int) -> Iterator[tuple[int, str, str]]:
-    """(turn, engine, variant) in the order of measuring: A B A B, or A1 A2 B A1 A2 B with two of Noria's."""
-    for turn in range(count):
-        for name in variant.against:
-            yield turn, "Noria", name
-        yield turn, engine, variant.name
-
-
 class Runner:
-    """Measures every variant of every engine against Noria's counterparts. `show` takes lines about the progress."""
+    """Measures what the store lacks. `show` takes lines about the progress."""
 
-    def __init__(self, place: Place, noria: Peer, plan: Plan, show: Any = print) -> None:
+    def __init__(
+        self, place: Place, engines: Sequence[Peer], plan: Plan, store: Store, about: dict[str, Any], show: Any = print
+    ) -> None:
         self._place = place
-        self._noria = noria
+        self._engines = engines
         self._plan = plan
+        self._store = store
+        self._about = about
         self._show = show
         self._loads = Loads(place, plan)
-        self.report = Report(versions={noria.name: noria.version()})
+        self._end = time.monotonic() + plan.seconds
+        self._took: dict[tuple[str, str, str], float] = {}
+        self._failed: set[tuple[str, str, str]] = set()
+        self.report = Report()
 
-    def run(self, peers: Sequence[Peer], only: Sequence[str] = ()) -> Report:
-        """`only`: names of variants; all if empty. An engine that fails is noted and the next one is taken."""
-        for peer in peers:
-            self._show(f"{peer.name}: installing, if need be, and converting the model")
-            try:
-                peer.prepare()
-                self.report.versions[peer.name] = peer.version()
-            except Exception as error:  # whatever it is, the others go on
-                self.report.missing[peer.name] = reason(error)
-                self._show(f"{peer.name}: {reason(error)}")
-                continue
-            for variant in peer.variants:
-                if not only or variant.name in only:
-                    self._pair(peer, variant)
+    def run(self, only: Sequence[str] = ()) -> Report:
+        """`only`: names of variants; all if empty."""
+        variants = {
+            (engine.name, variant.name): (engine, variant)
+            for engine in self._engines
+            if self._prepared(engine)
+            for variant in engine.variants
+            if not only or variant.name in only or engine.name == "Noria"
+        }
+        todo = jobs(list(variants), self._plan.presets, self._plan.turns, self._plan.everything)
+        with contextlib.ExitStack() as stack:
+            players = {key: stack.enter_context(Player(*about)) for key, about in variants.items()}
+            self._measure_all(todo, players)
         return self.report
 
-    def _pair(self, peer: Peer, variant: Variant) -> None:
-        name = label(peer.name, variant.name)
-        ours = {v.name: v for v in self._noria.variants}
-        with contextlib.ExitStack() as stack:
-            players = {("Noria", v): stack.enter_context(Player(self._noria, ours[v])) for v in variant.against}
-            players[peer.name, variant.name] = stack.enter_context(Player(peer, variant))
-            for preset in self._plan.presets:
-                try:
-                    self._preset(preset, name, players, turns(peer.name, variant, self._plan.turns))
-                except Exception as error:  # the other presets go on
-                    self.report.missing[f"{name} on {preset}"] = reason(error)
-                    self._show(f"{preset} {name}: {reason(error)}")
+    def _prepared(self, engine: Peer) -> bool:
+        self._show(f"{engine.name}: installing, if need be, and converting the model")
+        try:
+            engine.prepare()
+            self.report.versions[engine.name] = engine.version()
+        except Exception as error:  # whatever it is, the others go on
+            self.report.missing[engine.name] = reason(error)
+            self._show(f"{engine.name}: {reason(error)}")
+            return False
+        return True
 
-    def _preset(
-        self, preset: str, pair: str, players: dict[tuple[str, str], Player], order: Iterator[tuple[int, str, str]]
-    ) -> None:
-        scratch = self._place.folder("scratch")
-        first = self._loads.of(preset, 0)
-        for player in players.values():
-            if player.ready_for(first):
-                player.session.measure(self._loads.warm_up(first), scratch)
-        failed: set[tuple[str, str]] = set()
-        for turn, engine, variant in order:
-            player = players[engine, variant]
-            if (engine, variant) in failed:
+    def _measure_all(self, todo: Iterable[Job], players: dict[tuple[str, str], Player]) -> None:
+        for job in todo:
+            player, key = players[job.engine, job.variant], (job.engine, job.variant, job.preset)
+            if (known := self._store.get(job)) is not None:
+                self._note(job, known)
                 continue
-            load = self._loads.of(preset, turn)
-            player.ready_for(load)
+            if key in self._failed or (job.engine, job.variant, "*") in self._failed:
+                continue
+            if time.monotonic() + self._expected(job, player) > self._end:
+                self._show(f"{job.preset} turn {job.turn + 1}: {label(*key[:2])}: no time left")
+                continue
+            self._measure(job, player)
+
+    def _expected(self, job: Job, player: Player) -> float:
+        load = self._loads.of(job.preset, job.turn, player.variant.most_requests)
+        start = START_GUESS if player.needs_start(load) else 0.0
+        return start + self._took.get((job.engine, job.variant, job.preset), GUESS.get(job.preset, 60.0))
+
+    def _measure(self, job: Job, player: Player) -> None:
+        load = self._loads.of(job.preset, job.turn, player.variant.most_requests)
+        scratch = self._place.folder("scratch")
+        began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        name = label(job.engine, job.variant)
+        try:
+            if player.ready_for(load):
+                player.session.measure(self._loads.warm_up(load), scratch)
             outcome = player.session.measure(load, scratch)
-            seconds, settings = player.session.seconds, player.settings
-            self.report.runs.append(Run(preset, engine, variant, pair, turn, outcome, seconds, settings))
-            self._show(f"{preset} turn {turn + 1}: {label(engine, variant)}: {brief(outcome)}")
-            if outcome.broken:
-                player.close()
-                failed.add((engine, variant))
+        except Exception as error:  # it did not start, or its driver broke: the others go on
+            self._failed.add((job.engine, job.variant, job.preset if player.was_up else "*"))
+            self.report.missing[f"{name} on {job.preset}"] = reason(error)
+            self._show(f"{job.preset} turn {job.turn + 1}: {name}: {reason(error)}")
+            player.close()
+            return
+        short = load.spec.requests if load.spec.requests < presets()[job.preset].requests else None
+        run = Run(job.preset, job.turn, job.engine, job.variant, outcome)
+        run.start_s, run.settings, run.requests = player.session.seconds, player.settings, short
+        run.commit, run.began = self._about.get("commit"), began
+        self._store.put(job, run)
+        self._note(job, run)
+        self._show(f"{job.preset} turn {job.turn + 1}: {name}: {brief(outcome)}")
+        if outcome.broken:
+            player.close()
+
+    def _note(self, job: Job, run: Run) -> None:
+        self.report.runs.append(run)
+        key = (job.engine, job.variant, job.preset)
+        if run.outcome.broken:
+            self._failed.add(key)
+        elif run.outcome.figures:
+            self._took[key] = 1.1 * run.outcome.figures["wall_s"] + 3.0
 
 
 class Player:
@@ -174,10 +188,11 @@ class Player:
 
     def __init__(self, peer: Peer, variant: Variant) -> None:
         self._peer = peer
-        self._variant = variant
+        self.variant = variant
         self._stack = contextlib.ExitStack()
         self._session: Session | None = None
         self.settings: tuple[str, ...] = ()
+        self.was_up = False
 
     def __enter__(self) -> Player:
         return self
@@ -190,14 +205,18 @@ class Player:
         assert self._session is not None
         return self._session
 
+    def needs_start(self, load: Load) -> bool:
+        return self._session is None or self._peer.settings(self.variant, load) != self.settings
+
     def ready_for(self, load: Load) -> bool:
         """Starts it if it is not up in the right settings; whether it did. Raises Unavailable."""
-        settings = self._peer.settings(self._variant, load)
-        if self._session is not None and settings == self.settings:
+        if not self.needs_start(load):
             return False
         self.close()
-        self._session = self._stack.enter_context(self._peer.start(self._variant, settings))
+        settings = self._peer.settings(self.variant, load)
+        self._session = self._stack.enter_context(self._peer.start(self.variant, settings))
         self.settings = settings
+        self.was_up = True
         return True
 
     def close(self) -> None:

@@ -91,22 +91,35 @@ class Driven:
         return self.process.pid
 
     def measure(self, load: Load, scratch: Path) -> Outcome:
+        watch = MemoryWatch(self.pid)
+        answer = self._ask(as_asked(load), scratch, load.limit, watch)
+        watch.last_look()
+        if isinstance(answer, str):
+            return Outcome(None, answer, watch.peak_mb)
+        return judged(summarise([Record(**values) for values in answer]), load, watch.peak_mb)
+
+    def score(self, windows: Sequence[Sequence[int]], scratch: Path, limit: float) -> list[list[float]]:
+        """Log-probabilities of the tokens of windows, of all but each one's first. Raises Unavailable."""
+        answer = self._ask({"windows": [list(window) for window in windows]}, scratch, limit)
+        if isinstance(answer, str):
+            raise Unavailable(answer)
+        return answer
+
+    def _ask(self, what: Any, scratch: Path, limit: float, watch: MemoryWatch | None = None) -> Any:
+        """The driver's answer, or in a string why there is none."""
         asked, answered = scratch / "requests.json", scratch / "records.json"
         answered.unlink(missing_ok=True)
-        asked.write_text(json.dumps(as_asked(load)), encoding="utf-8")
+        asked.write_text(json.dumps(what), encoding="utf-8")
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps([str(asked.resolve()), str(answered.resolve())]).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            return Outcome(None, "the driver has ended")
-        watch = MemoryWatch(self.pid)
-        word = self.hear(load.limit, watch)
-        watch.last_look()
+            return "the driver has ended"
+        word = self.hear(limit, watch)
         if word != "done":
-            return Outcome(None, word or f"no end within {load.limit:g} s", watch.peak_mb)
-        records = [Record(**values) for values in json.loads(answered.read_text(encoding="utf-8"))]
-        return judged(summarise(records), load, watch.peak_mb)
+            return word or f"no end within {limit:g} s"
+        return json.loads(answered.read_text(encoding="utf-8"))
 
     def hear(self, seconds: float, watch: MemoryWatch | None = None) -> str | None:
         """The driver's next line for us; None when it stays silent for so long."""

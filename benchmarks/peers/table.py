@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peers.base import Peer
-from peers.runner import Report, Run, label
+from peers.schedule import label
+from peers.store import Report, Run
 
 # The figure by which engines are compared on a preset: name, unit, whether more is better.
 FIGURES: dict[str, tuple[str, str, bool]] = {
@@ -68,31 +69,42 @@ def medians(runs: Iterable[Run]) -> dict[tuple[str, str, str], tuple[Run, int]]:
     return found
 
 
-def ratios(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def ratios(runs: Sequence[Run], against: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """Noria against each engine, turn by turn: how many times as good. The median over turns, least and most.
 
     A ratio above 1 means that Noria is ahead, whichever way the figure counts.
+
+    Args:
+        against: "ENGINE VARIANT" → the variants of Noria that it is compared with.
     """
-    theirs = {(run.preset, run.pair, run.turn): figure(run) for run in runs if run.engine != "Noria"}
+    ours = {(run.preset, run.turn, run.variant): figure(run) for run in runs if run.engine == "Noria"}
     found: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
-        ours, other = figure(run), theirs.get((run.preset, run.pair, run.turn))
-        if run.engine == "Noria" and ours and other:
-            times = ours / other if FIGURES[run.preset][2] else other / ours
-            found.setdefault((run.preset, run.variant, run.pair), []).append(times)
+        name = label(run.engine, run.variant)
+        theirs = figure(run)
+        for variant in against.get(name, ()):
+            own = ours.get((run.preset, run.turn, variant))
+            if own and theirs:
+                times = own / theirs if FIGURES[run.preset][2] else theirs / own
+                found.setdefault((run.preset, variant, name), []).append(times)
     return [
         {
             "preset": preset,
             "noria": variant,
-            "against": pair,
+            "against": name,
             "figure": FIGURES[preset][1],
             "ratio": statistics.median(values),
             "least": min(values),
             "most": max(values),
             "turns": len(values),
         }
-        for (preset, variant, pair), values in sorted(found.items())
+        for (preset, variant, name), values in sorted(found.items())
     ]
+
+
+def comparisons(engines: Sequence[Peer]) -> dict[str, tuple[str, ...]]:
+    """What `ratios` takes as `against`."""
+    return {label(engine.name, variant.name): variant.against for engine in engines for variant in engine.variants}
 
 
 def markdown(report: Report, engines: Sequence[Peer], where: dict[str, Any], perplexity: dict[str, float]) -> str:
@@ -117,7 +129,7 @@ def markdown(report: Report, engines: Sequence[Peer], where: dict[str, Any], per
                     about = [engine.name, variant.scheme, variant.cache, f"{known:.2f}" if known else NONE, engine.how]
                     lines.append(_line([*about, *_cells(run, count)]))
         parts.append("\n".join(lines))
-    parts.append(_ratio_table(ratios(report.runs)))
+    parts.append(_ratio_table(ratios(report.runs, comparisons(engines))))
     if report.missing:
         parts.append("\n".join(["Not measured:", "", *(f"- {name}: {why}" for name, why in report.missing.items())]))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -129,7 +141,7 @@ def _cells(run: Run, count: int) -> list[str]:
         return ["0", run.outcome.error or "failed", *[NONE] * 6]
     memory, start = run.outcome.memory_mb, run.start_s
     return [
-        str(count),
+        str(count) if run.requests is None else f"{count} ({run.requests} requests)",
         f"{figures['output_tokens_per_s']:,.1f}",
         f"{prompt_rate(figures):,.0f}",
         f"{figures['wall_s']:,.1f}",
@@ -173,7 +185,7 @@ def write(
             engine.name: [asdict(variant) | {"over": engine.how} for variant in engine.variants] for engine in engines
         },
         "perplexity": perplexity,
-        "ratios": ratios(report.runs),
+        "ratios": ratios(report.runs, comparisons(engines)),
         "missing": report.missing,
         "runs": [asdict(run) for run in report.runs],
     }

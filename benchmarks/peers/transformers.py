@@ -20,7 +20,7 @@ class Transformers:
 
     name = "transformers"
     how = "in process"
-    variants = (Variant("bf16", f"bf16, static batch of {BATCH}", "bf16", ("int8", "bf16")),)
+    variants = (Variant("bf16", f"bf16, static batch of {BATCH}", "bf16", ("int8", "bf16"), most_requests=BATCH),)
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -28,8 +28,10 @@ from peers.base import Load, Outcome, Place, Unavailable, Variant
 from peers.convert import convert, hf_folder
 from peers.environment import Environment, run_logged
 from peers.llama_cpp import needs_workaround
-from peers.runner import Loads, Plan, Report, Run, Runner, turns
+from peers.runner import Loads, Plan, Runner
+from peers.schedule import jobs, label
 from peers.sessions import as_asked, as_flags, driven, judged
+from peers.store import Report, Run, Store
 
 DRIVERS = Path(table.__file__).parent / "drivers"
 
@@ -58,13 +60,13 @@ class FakeSession:
     pid: int = 0
 
     def measure(self, load: Load, scratch: Path) -> Outcome:
-        if load.seed > 1000:
+        if load.seed > 10_000:
             self.peer.diary.append(f"{self.peer.name} {self.variant.name} warm")
             return judged(summarise(records(load, 10)), load, None)
         self.peer.diary.append(f"{self.peer.name} {self.variant.name} {load.preset} {load.seed}")
         if load.preset in self.peer.hangs_on:
             return Outcome(None, "no end within 9 s")
-        return judged(summarise(records(load, self.peer.speed * (1 + load.seed))), load, 100.0)
+        return judged(summarise(records(load, self.peer.speed)), load, 100.0)
 
 
 @dataclass
@@ -77,6 +79,7 @@ class FakePeer:
     missing: str | None = None
     hangs_on: tuple[str, ...] = ()
     per_preset: bool = False
+    starts: bool = True
     up: int = field(default=0)
 
     def prepare(self) -> None:
@@ -91,6 +94,8 @@ class FakePeer:
 
     @contextmanager
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[FakeSession]:
+        if not self.starts:
+            raise Unavailable("no port")
         self.diary.append(f"{self.name} {variant.name} up")
         self.up += 1
         try:
@@ -108,32 +113,47 @@ def fakes(diary: list[str], **changes: Any) -> tuple[FakePeer, FakePeer]:
 # ---------------------------------------------------------------------------------------------------- order
 
 
-def test_turns_alternate() -> None:
-    one = Variant("Q8_0", "Q8_0", "f16", ("int8",))
-    assert [name for _, name, _ in turns("llama.cpp", one, 2)] == ["Noria", "llama.cpp", "Noria", "llama.cpp"]
-    two = Variant("bf16", "bf16", "bf16", ("int8", "bf16"))
-    order = [(turn, variant) for turn, _, variant in turns("vLLM", two, 2)]
-    assert order == [(0, "int8"), (0, "bf16"), (0, "bf16"), (1, "int8"), (1, "bf16"), (1, "bf16")]
+def test_turns_come_one_after_the_other_and_counterparts_side_by_side() -> None:
+    players = [("vLLM", "bf16"), ("Noria", "int8"), ("Noria", "bf16"), ("OpenVINO GenAI", "int8"), ("Other", "x")]
+    order = list(jobs(players, ("W2", "W1"), 2))
+    assert [(job.turn, job.preset) for job in order[:: len(players)]] == [(0, "W2"), (0, "W1"), (1, "W2"), (1, "W1")]
+    first = [label(job.engine, job.variant) for job in order[: len(players)]]
+    assert first == ["OpenVINO GenAI int8", "Noria int8", "vLLM bf16", "Noria bf16", "Other x"]
+    assert len({job.name for job in order}) == len(order)
 
 
-def test_pairs_are_measured_in_turns_and_everything_is_stopped(place: Place) -> None:
+def test_slow_variants_are_measured_once_or_not_at_all() -> None:
+    players = [("llama.cpp", "Q4_1"), ("llama.cpp", "BF16"), ("Noria", "int8")]
+    order = [(job.preset, job.turn, job.variant) for job in jobs(players, ("W1", "W4"), 3)]
+    assert [entry for entry in order if entry[2] == "Q4_1"] == [("W1", 1, "Q4_1")]
+    assert order.index(("W1", 1, "Q4_1")) > order.index(("W4", 1, "int8"))
+    assert order.index(("W1", 1, "Q4_1")) < order.index(("W1", 2, "int8"))
+    everything = list(jobs(players, ("W1", "W4"), 3, everything=True))
+    assert len(everything) == 18
+
+
+def run_all(place: Place, plan: Plan, *engines: FakePeer) -> Report:
+    return Runner(place, engines, plan, Store(place.root / "runs"), {"commit": "abc"}, lambda line: None).run()
+
+
+def test_engines_are_measured_in_turns_and_everything_is_stopped(place: Place) -> None:
     diary: list[str] = []
     noria, other = fakes(diary)
-    report = Runner(place, noria, Plan(("W2", "W4"), 2, 9.0, 2), lambda line: None).run([other])
-    measured = [line for line in diary if line[-1].isdigit()]
-    one_preset = ["Noria int8 {} {}", "Noria bf16 {} {}", "Other bf16 {} {}"]
-    assert measured == [line.format(preset, turn) for preset in ("W2", "W4") for turn in (0, 1) for line in one_preset]
+    report = run_all(place, Plan(("W2", "W4"), 2, 9.0, 2), noria, other)
+    measured = [line.rpartition(" ")[0] for line in diary if line[-1].isdigit()]
+    one_preset = ["Noria int8 {}", "Noria bf16 {}", "Other bf16 {}"]
+    assert measured == 2 * [line.format(preset) for preset in ("W2", "W4") for line in one_preset]
     assert diary.count("Other bf16 up") == 1
-    assert diary.index("Other bf16 warm") < diary.index("Noria int8 W2 0")
+    assert diary.index("Other bf16 warm") == diary.index("Other bf16 up") + 1
     assert noria.up == other.up == 0
     assert not report.missing
     assert len(report.runs) == 12
+    assert {run.commit for run in report.runs} == {"abc"}
 
 
 def test_new_settings_need_a_new_start(place: Place) -> None:
     diary: list[str] = []
-    noria, other = fakes(diary, per_preset=True)
-    Runner(place, noria, Plan(("W2", "W3", "W4"), 2, 9.0, 2), lambda line: None).run([other])
+    run_all(place, Plan(("W2", "W3", "W4"), 1, 9.0, 2), *fakes(diary, per_preset=True))
     assert diary.count("Other bf16 up") == 2  # W2 and W3 have one caller, W4 two
     assert diary.count("Other bf16 warm") == 2
 
@@ -141,21 +161,49 @@ def test_new_settings_need_a_new_start(place: Place) -> None:
 def test_an_engine_that_hangs_is_restarted_and_not_asked_again(place: Place) -> None:
     diary: list[str] = []
     noria, other = fakes(diary, hangs_on=("W2",))
-    report = Runner(place, noria, Plan(("W2", "W4"), 2, 9.0, 2), lambda line: None).run([other])
-    assert [line for line in diary if line.startswith("Other bf16 W")] == [
-        "Other bf16 W2 0",
-        "Other bf16 W4 0",
-        "Other bf16 W4 1",
+    report = run_all(place, Plan(("W2", "W4"), 2, 9.0, 2), noria, other)
+    assert [line[:13] for line in diary if line.startswith("Other bf16 W")] == 1 * ["Other bf16 W2"] + 2 * [
+        "Other bf16 W4"
     ]
     assert diary.count("Other bf16 up") == 2
     text = table.markdown(report, [noria, other], WHERE, {})
     assert "| Other | bf16 | f16 | – | HTTP | 0 | no end within 9 s | – |" in text
 
 
+def test_an_engine_that_does_not_start_loses_only_its_own_rows(place: Place) -> None:
+    diary: list[str] = []
+    noria, other = fakes(diary, starts=False)
+    report = run_all(place, Plan(("W2", "W4"), 2, 9.0, 2), noria, other)
+    assert len(report.runs) == 8
+    assert {run.engine for run in report.runs} == {"Noria"}
+    assert report.missing == {"Other bf16 on W2": "no port"}
+
+
+def test_a_run_is_taken_up_where_it_ended(place: Place) -> None:
+    diary: list[str] = []
+    plan = Plan(("W2",), 2, 9.0, 2)
+    run_all(place, plan, *fakes(diary))
+    (lost,) = (place.root / "runs").glob("W2-2-Other-bf16.json")
+    lost.unlink()
+    diary.clear()
+    report = run_all(place, plan, *fakes(diary))
+    assert [line for line in diary if "W2" in line] == ["Other bf16 W2 101"]
+    assert len(report.runs) == 6
+    assert diary.count("Noria int8 up") == 0
+    again = sorted(Store(place.root / "runs"), key=lambda run: (run.turn, run.engine, run.variant))
+    assert again == sorted(report.runs, key=lambda run: (run.turn, run.engine, run.variant))
+
+
+def test_nothing_begins_that_would_end_too_late(place: Place) -> None:
+    diary: list[str] = []
+    report = run_all(place, Plan(("W1", "W2"), 1, 9.0, 2, seconds=50.0), *fakes(diary))
+    assert {run.preset for run in report.runs} == {"W2"}
+
+
 def test_an_engine_that_cannot_be_had_is_a_line_that_says_why(place: Place) -> None:
     diary: list[str] = []
     noria, other = fakes(diary, missing="there is no\n compiler")
-    report = Runner(place, noria, Plan(("W2",), 1, 9.0, 1), lambda line: None).run([other, fakes(diary)[1]])
+    report = run_all(place, Plan(("W2",), 1, 9.0, 1), noria, other, fakes(diary)[1])
     assert report.missing == {"Other": "there is no compiler"}
     assert "- Other: there is no compiler" in table.markdown(report, [noria, other], WHERE, {})
     assert any(run.engine == "Other" for run in report.runs)  # the next one was taken
@@ -213,10 +261,13 @@ def test_a_run_with_failures_or_short_answers_is_not_compared(place: Place) -> N
 WHERE = {"model": "tiny", "commit": "abc", "cpu": "CPU", "isa": "avx2", "threads": 1, "time": "now", "requests": None}
 
 
-def run_of(preset: str, engine: str, variant: str, turn: int, rate: float, pair: str = "Other bf16") -> Run:
+AGAINST = {"Other bf16": ("int8", "bf16")}
+
+
+def run_of(preset: str, engine: str, variant: str, turn: int, rate: float) -> Run:
     figures = {"output_tokens_per_s": rate, "wall_s": 1000 / rate, "prompt_tokens": 500, "output_tokens": 1000}
     figures |= {"completed": 1, "ttft_ms": {"p50": 5.0, "p99": 9.0}, "tpot_ms": None}
-    return Run(preset, engine, variant, pair, turn, Outcome(figures, None, 321.0), 2.0)
+    return Run(preset, turn, engine, variant, Outcome(figures, None, 321.0), 2.0)
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
@@ -225,7 +276,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
         for turn, (ours, theirs) in enumerate([(200, 100), (90, 30), (50, 50)]):
             runs.append(run_of(preset, "Noria", "int8", turn, ours))
             runs.append(run_of(preset, "Other", "bf16", turn, theirs))
-    first, second = table.ratios(runs)
+    first, second = table.ratios(runs, AGAINST)
     assert (first["preset"], first["noria"], first["against"]) == ("W1", "int8", "Other bf16")
     assert (first["ratio"], first["least"], first["most"], first["turns"]) == (2.0, 1.0, 3.0, 3)
     assert second["figure"] == "wall s"
@@ -235,7 +286,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     alone.outcome.figures["tpot_ms"] = {"p50": 8.0}
     assert table.figure(alone) == 125.0  # decoding alone, without the prompt
     runs[1].outcome.error = "broken"
-    assert table.ratios(runs)[0]["turns"] == 2
+    assert table.ratios(runs, AGAINST)[0]["turns"] == 2
 
 
 def test_the_median_run_is_shown() -> None:
@@ -338,7 +389,7 @@ def run(callers):
                 del live[index]
                 callers.end(index, now)
         print("noise", end="")
-serve(run)
+serve(run, lambda windows: [[-1.0] * (len(window) - 1) for window in windows])
 """
 
 

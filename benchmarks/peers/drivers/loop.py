@@ -63,23 +63,36 @@ class Callers:
         self._live -= 1
 
 
-def serve(run: Callable[[Callers], None]) -> None:
-    """Runs every load that the runner names, until it closes the input."""
+Windows = list[list[int]]
+
+
+def serve(run: Callable[[Callers], None], score: Callable[[Windows], list[list[float]]]) -> None:
+    """Does what the runner asks for, until it closes the input.
+
+    Args:
+        run: puts on a load.
+        score: log-probabilities of the tokens of windows, of all but each one's first.
+    """
     say("ready")
     for line in sys.stdin:
         asked, answered = json.loads(line)
         with open(asked, encoding="utf-8") as file:
             load = json.load(file)
-        callers = Callers(load["requests"], load["concurrency"])
         try:
-            run(callers)
+            answer = score(load["windows"]) if "windows" in load else _records(run, load)
         except Exception as error:  # whatever a library raises is the outcome of this load
             say(f"{type(error).__name__}: {error}".replace("\n", " ")[:300])
             continue
         with open(answered + ".part", "w", encoding="utf-8") as file:
-            json.dump(callers.records, file)
+            json.dump(answer, file)
         os.replace(answered + ".part", answered)
         say("done")
+
+
+def _records(run: Callable[[Callers], None], load: dict[str, Any]) -> list[dict[str, Any] | None]:
+    callers = Callers(load["requests"], load["concurrency"])
+    run(callers)
+    return callers.records
 
 
 def say(word: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from loop import Callers, serve
+from loop import Callers, Windows, serve
 
 
 def main() -> None:
@@ -31,7 +31,29 @@ def main() -> None:
             pipe.step()
             take(callers, live)
 
-    serve(run)
+    def score(windows: Windows) -> list[list[float]]:
+        nonlocal asked
+        found = []
+        for window in windows:
+            handle = pipe.add_request(asked, ov.Tensor(np.array([window], np.int64)), prompt_only())
+            asked += 1
+            while pipe.has_non_finished_requests():
+                pipe.step()
+            (output,) = handle.read_all()
+            found.append([float(value) for value in output.generated_log_probs[1 : len(window)]])
+        return found
+
+    serve(run, score)
+
+
+def prompt_only() -> genai.GenerationConfig:
+    """For log-probabilities of a prompt, and no more of an answer than must be."""
+    config = genai.GenerationConfig()
+    config.max_new_tokens = 1
+    config.echo = True
+    config.logprobs = 1
+    config.ignore_eos = True
+    return config
 
 
 def request(values: dict[str, Any]) -> tuple[ov.Tensor, genai.GenerationConfig]:

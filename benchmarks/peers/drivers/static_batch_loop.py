@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 import torch
-from loop import Callers, serve
+from loop import Callers, Windows, serve
 from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
 
@@ -41,8 +41,16 @@ def main() -> None:
             batch = [queue.popleft() for _ in range(min(args.batch, len(queue)))]
             answer(model, callers, batch)
 
+    def score(windows: Windows) -> list[list[float]]:
+        found = []
+        for window in windows:
+            ids = torch.tensor([window])
+            logits = model(ids).logits[0, :-1].float()
+            found.append(logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist())
+        return found
+
     with torch.inference_mode():
-        serve(run)
+        serve(run, score)
 
 
 def answer(model: Any, callers: Callers, batch: list[int]) -> None:
