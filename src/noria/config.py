@@ -59,6 +59,8 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             `max_num_seqs` requests of full length could use.
         memory_utilization: share of available memory for weights and cache, in (0, 1].
         layout: paged, or contiguous: one reserved region per running request (the reference; no sharing).
+        prefix_cache_mb: MB of blocks that no request holds, beyond which they are reused before memory that was never
+            used is touched; None: a 64th of the cache, at least 256.
         reclaim_strategy, reclaim_ratio: which cached blocks are given up, and what share of the pool at a time.
     """
 
@@ -67,6 +69,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_blocks: int | None = None
     memory_utilization: float = 0.9
     prefix_caching: bool = True
+    prefix_cache_mb: int | None = None
     layout: Literal["paged", "contiguous"] = "paged"
     reclaim_strategy: ReclaimStrategy = "lru"
     reclaim_ratio: float = 0.1
@@ -77,6 +80,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         # Positions in the cache are int32.
         _in_range("--num-blocks", self.num_blocks, 1, (2**31 - 1) // self.block_size)
         _share("--gpu-memory-utilization", self.memory_utilization)
+        _in_range("--prefix-cache-mb", self.prefix_cache_mb, 0, 2**40)
         _share("reclaim_ratio", self.reclaim_ratio)
 
 
@@ -148,6 +152,7 @@ ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
     "num_blocks": ("cache", "num_blocks"),
     "gpu_memory_utilization": ("cache", "memory_utilization"),
     "enable_prefix_caching": ("cache", "prefix_caching"),
+    "prefix_cache_mb": ("cache", "prefix_cache_mb"),
     "kv_cache_layout": ("cache", "layout"),
     "reclaim_strategy": ("cache", "reclaim_strategy"),
     "reclaim_ratio": ("cache", "reclaim_ratio"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.plans import admit, int32, plan
+from helpers.tiny_gguf import write_gguf
 from helpers.tiny_models import write_checkpoint
 from noria.config import CacheOptions, DeviceOptions, EngineOptions, ModelOptions, SchedulerOptions
 from noria.errors import BackendError, ConfigError, EngineError, PullError
@@ -51,6 +53,18 @@ def generate(worker: Worker, chunks: list[int], count: int, slot: int = 0, **par
             results.append(result)
     worker.execute(plan(step, [], released=int32(slot)))
     return results
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
+def test_the_files_of_a_loaded_model_are_unmapped(tiny: Path, tmp_path: Path, kind: str) -> None:
+    path = tiny / "llama"
+    if kind == "gguf":
+        path = tmp_path / "tiny.gguf"
+        write_gguf("llama", path)
+    worker = Worker(options(path, "cpu"))
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    assert len(tokens(generate(worker, [64], 2))) == 2
 
 
 def tokens(results: list[StepResult]) -> list[int]:

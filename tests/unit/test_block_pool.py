@@ -103,6 +103,19 @@ def test_blocks_are_reclaimed_in_portions(ratio, expected):
     assert (counts.free, counts.cached, counts.held) == (expected - 1, 20 - expected, 1)
 
 
+@pytest.mark.parametrize("strategy", ["lru", "fifo"])
+def test_cached_blocks_are_reused_before_memory_that_was_never_used(strategy):
+    pool = BlockPool(100, strategy, retained=3)
+    cache(pool, pool.allocate(2))
+    assert sorted(pool.allocate(1)) == [2]  # few are cached: they stay
+    cache(pool, pool.allocate(3))
+    assert pool.counts().cached == 5
+    assert sorted(pool.allocate(4)) == [0, 1, 6, 7]  # the two that are too many, the oldest, and two new ones
+    assert pool.counts().cached == 3
+    pool.release([6, 7])
+    assert sorted(pool.allocate(2)) == [6, 7]  # free ones that were used before cost nothing
+
+
 def test_of_a_chain_the_tail_goes_first():
     forgotten = []
     pool = BlockPool(3, "lru", 0.1, forgotten.append)
@@ -149,18 +162,23 @@ def test_the_check_finds_lost_and_miscounted_blocks():
 @given(
     st.sampled_from(["lru", "fifo", "random"]),
     st.sampled_from([0.05, 0.5, 1.0]),
+    st.sampled_from([None, 0, 1, 4]),
     st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=60),
 )
-def test_every_block_is_accounted_for(strategy, ratio, actions):
+def test_every_block_is_accounted_for(strategy, ratio, retained, actions):
     known = set()
-    pool = BlockPool(12, strategy, ratio, known.remove)
+    pool = BlockPool(12, strategy, ratio, known.remove, retained=retained)
     held: list[list[int]] = []
+    used: set[int] = set()
     for action, count in actions:
         if action <= 1:
             before = pool.available
             blocks = pool.allocate(count)
             assert (blocks is None) == (count > before)
             if blocks is not None:
+                if retained is not None and not used.issuperset(blocks):
+                    assert pool.counts().cached <= retained, "memory is touched while there is enough to reuse"
+                used.update(blocks)
                 held.append(blocks)
         elif action == 2 and held:
             pool.release(held.pop(count % len(held)))

@@ -206,3 +206,19 @@ def test_contiguous_gives_regions_of_consecutive_blocks():
 def test_the_layout_option_chooses_the_manager():
     assert isinstance(make_manager(8, CacheOptions(), 64), PagedManager)
     assert isinstance(make_manager(8, CacheOptions(layout="contiguous"), 64), ContiguousManager)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cache_bytes", "kept"),
+    [(None, 0, 60), (None, 10**11, 25), (None, 10**10, 40), (200, 10**10, 32), (0, 10**10, 0)],
+)
+def test_how_much_of_what_nobody_uses_is_kept(wanted, cache_bytes, kept):
+    """A 64th of the cache and at least 256 MB, or what was asked for; all if memory is of no interest."""
+    options = CacheOptions(block_size=SIZE, prefix_cache_mb=wanted)
+    manager = make_manager(1600, options, 1600 * SIZE, cache_bytes)
+    for turn in range(60):
+        tokens = tokens_of(SIZE, first=turn * SIZE)
+        _, table = admit(manager, turn, tokens)
+        manager.commit(table, tokens, SIZE)
+        manager.free(table)
+    assert manager.counts().cached == pytest.approx(kept, abs=5)

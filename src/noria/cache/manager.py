@@ -15,6 +15,8 @@ from noria.cache.hashing import Digest, HashChain, Parent, PrefixIndex, chained_
 from noria.cache.pool import BlockPool, PoolCounts
 from noria.config import CacheOptions
 
+_LEAST_RETAINED = 256_000_000  # bytes
+
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
@@ -125,10 +127,17 @@ class PagedManager:
 
     shares = True
 
-    def __init__(self, num_blocks: int, options: CacheOptions, digest: Digest = chained_digest) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        options: CacheOptions,
+        digest: Digest = chained_digest,
+        retained: int | None = None,
+    ) -> None:
         self.block_size = options.block_size
         self.index = PrefixIndex()
-        self.pool = BlockPool(num_blocks, options.reclaim_strategy, options.reclaim_ratio, self.index.remove)
+        strategy, ratio = options.reclaim_strategy, options.reclaim_ratio
+        self.pool = BlockPool(num_blocks, strategy, ratio, self.index.remove, retained=retained)
         self.announced: dict[bytes, int] = {}  # digest → key of the request that is computing the block
         self._prefix_caching = options.prefix_caching
         self._digest = digest
@@ -310,8 +319,17 @@ class ContiguousManager:
         return PoolCounts(self.total - held, 0, held, self.total, self._allocated, 0)
 
 
-def make_manager(num_blocks: int, options: CacheOptions, max_model_len: int) -> CacheManager:
-    """The manager that the options ask for."""
+def make_manager(num_blocks: int, options: CacheOptions, max_model_len: int, cache_bytes: int = 0) -> CacheManager:
+    """The manager that the options ask for. `cache_bytes`: of all blocks; 0: they take no memory."""
     if options.layout == "contiguous":
         return ContiguousManager(num_blocks, options, max_model_len)
-    return PagedManager(num_blocks, options)
+    return PagedManager(num_blocks, options, retained=_retained(num_blocks, options, cache_bytes))
+
+
+def _retained(num_blocks: int, options: CacheOptions, cache_bytes: int) -> int | None:
+    """Blocks that may stay cached before memory that was never used is touched."""
+    if not cache_bytes:
+        return None
+    wanted = options.prefix_cache_mb
+    size = max(_LEAST_RETAINED, cache_bytes // 64) if wanted is None else wanted * 1_000_000
+    return size * num_blocks // cache_bytes

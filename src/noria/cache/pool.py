@@ -5,7 +5,8 @@ Every block is in exactly one state:
 - free: holds nothing of value; on the free list.
 - held: at least one block table refers to it (reference count above 0). Never reclaimed.
 - cached: no table refers to it, but its content is known by a hash and may be shared again. Reclaimed when the free
-  list runs out.
+  list runs out, or when there are many of them and the only free blocks left were never used: their memory has not been
+  touched yet, and is not taken from the machine just to remember more.
 
 Knows nothing of tokens, hashes or requests: who hashes blocks marks them here and is told when one is reclaimed.
 """
@@ -45,6 +46,7 @@ class BlockPool:
         total: number of blocks.
         strategy: which cached blocks go first: `lru` the one unused for longest, `fifo` the one hashed first, `random`.
         reclaim_ratio: share of the pool that is reclaimed at a time, in (0, 1].
+        retained: cached blocks beyond so many are reused before blocks that were never used; None: any number is kept.
         forget: called with each reclaimed block, so that its hash is dropped.
         seed: of the `random` strategy.
     """
@@ -56,13 +58,16 @@ class BlockPool:
         reclaim_ratio: float = 0.1,
         forget: Callable[[int], None] = _ignore,
         seed: int = 0,
+        retained: int | None = None,
     ) -> None:
         self.total = total
         self._strategy = strategy
         self._portion = max(1, math.ceil(reclaim_ratio * total))
         self._forget = forget
         self._random = random.Random(seed)
+        self._retained = total if retained is None else retained
         self._free = list(range(total - 1, -1, -1))  # a stack: the block freed last is the warmest in the CPU's cache
+        self._unused = total  # how many at the bottom of that stack were never used
         self._references = [0] * total
         self._marked = [0] * total  # serial number of the marking, 0: content not known by a hash
         self._cached: dict[int, None] = {}  # in the order in which they became unreferenced
@@ -96,11 +101,15 @@ class BlockPool:
             if short > len(self._cached):
                 return None
             self._reclaim(short)
+        elif (surplus := len(self._cached) - self._retained) > 0 and short + self._unused > 0:
+            # A good part at once, as some strategies look at all of them to choose.
+            self._reclaim(min(short + self._unused, surplus), self._retained // 8)
         if count == 1:
             blocks = [self._free.pop()]
         else:
             blocks = self._free[len(self._free) - count :][::-1]
             del self._free[len(self._free) - count :]
+        self._unused = min(self._unused, len(self._free))
         for block in blocks:
             self._references[block] = 1
         self._allocated += count
@@ -142,8 +151,8 @@ class BlockPool:
         if self._cached:
             self._give_up(list(self._cached))
 
-    def _reclaim(self, needed: int) -> None:
-        count = min(len(self._cached), max(needed, self._portion))
+    def _reclaim(self, needed: int, portion: int | None = None) -> None:
+        count = min(len(self._cached), max(needed, self._portion if portion is None else portion))
         if count == len(self._cached) or self._strategy == "lru":
             victims = list(islice(self._cached, count))
         elif self._strategy == "fifo":

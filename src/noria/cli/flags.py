@@ -59,6 +59,12 @@ ENGINE_FLAGS = (
     Flag("num_blocks", int, CACHE, "Blocks in the cache (default: what memory allows)."),
     Flag("gpu_memory_utilization", float, CACHE, "Share of available memory to use; of RAM on a CPU (default 0.9)."),
     Flag("enable_prefix_caching", bool, CACHE, "Whether a beginning that prompts share is kept (default yes)."),
+    Flag(
+        "prefix_cache_mb",
+        int,
+        CACHE,
+        "Memory for beginnings not in use (default 1/64 of the cache, at least 256).",
+    ),
     Flag("kv_cache_layout", str, CACHE, "paged or contiguous (default paged)."),
     Flag("reclaim_strategy", str, CACHE, "lru, fifo or random: which kept blocks go first (default lru)."),
     Flag("reclaim_ratio", float, CACHE, "Share of the blocks reclaimed at a time (default 0.1)."),

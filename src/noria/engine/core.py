@@ -58,7 +58,7 @@ class EngineCore:
         max_model_len = min(worker.max_model_len, worker.num_blocks * worker.block_size)
         if cache.block_size != worker.block_size:
             raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
-        self._manager = make_manager(worker.num_blocks, cache, max_model_len)
+        self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
         self._scheduler = Scheduler(self._manager, scheduler, slots)
         self._executor = executor
         self._depth = scheduler.in_flight_depth

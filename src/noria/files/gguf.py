@@ -347,6 +347,12 @@ def open_gguf(path: str | Path) -> GGUFFile:
     return _open_cached(path.absolute(), stat.st_mtime_ns, stat.st_size)
 
 
+def close_shared() -> None:
+    """Forgets the files that are open. Each is unmapped when the last who uses it lets go of it; until then what was
+    read of it stays in memory."""
+    _open_cached.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _open_cached(path: Path, modified: int, size: int) -> GGUFFile:
     return GGUFFile(path)

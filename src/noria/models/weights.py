@@ -121,7 +121,7 @@ class PackedWeights:
         return self._tables[name]
 
     def vector(self, name: str, width: int) -> Float32:
-        values = self._checkpoint.vector(name)
+        values = np.array(self._checkpoint.vector(name))  # a copy, so that the file need not stay mapped
         self.nbytes += values.nbytes
         return values
 

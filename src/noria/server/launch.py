@@ -112,11 +112,14 @@ def _load(
 
     import noria.server.app  # noqa: F401
     from noria.files.generation import load_generation_defaults
+    from noria.files.gguf import close_shared
     from noria.frontend.template import load_template
     from noria.frontend.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(files)
-    return tokenizer, load_template(files, tokenizer, server.chat_template), load_generation_defaults(files)
+    loaded = tokenizer, load_template(files, tokenizer, server.chat_template), load_generation_defaults(files)
+    close_shared()
+    return loaded
 
 
 async def _assemble(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from noria.backends import get_backend
 from noria.backends.base import Backend, CacheLayout, Limits
 from noria.config import EngineOptions
+from noria.files.gguf import close_shared
 from noria.files.resolve import resolve
 from noria.models.loaders import open_checkpoint
 from noria.models.registry import Model, build_model, resolve_max_model_len
@@ -55,6 +56,8 @@ class Worker:
         budget = int(available * options.cache.memory_utilization)
         most = cache_tokens(options.cache, layout, budget)
         model = build_model(checkpoint, backend, options.model, max_model_len, positions=most)
+        del checkpoint  # all of it has been packed
+        close_shared()
         taken = model.weight_bytes + _work_bytes(limits, model)
         fixed = options.model.max_model_len is not None
         plan = plan_cache(
