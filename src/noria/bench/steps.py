@@ -118,6 +118,7 @@ class StepBench:
         self._cache = self.backend.new_cache(self.cache_layout)
         self._sampler = self.backend.new_sampler(self.limits.max_seqs, self.vocab)
         self._rng = np.random.default_rng(0)
+        self._filled = (0, 0)  # length of the sequences that the cache holds, and how many
         self._greedy()
 
     def batch(self, phase: Phase) -> Batch:
@@ -126,14 +127,22 @@ class StepBench:
         return self._batch(starts, [phase.length] * phase.seqs, phase.all_outputs)
 
     def prepare(self, phase: Phase) -> None:
-        """Fills the cache with what the phase's sequences have computed before: one sequence's, copied for all."""
+        """Fills the cache with what the phase's sequences have computed before: one sequence's, copied for all.
+
+        What the phase before this one left there for sequences of the same length is not made again.
+        """
         if phase.kind != "decode" or phase.length == 1:
+            self._filled = (0, 0)
             return
-        for start in range(0, phase.length - 1, self.limits.max_tokens):
-            stop = min(start + self.limits.max_tokens, phase.length - 1)
-            self.program.run(self._batch([start], [stop], False), self._cache)
+        length, filled = self._filled
+        if length != phase.length:
+            for start in range(0, phase.length - 1, self.limits.max_tokens):
+                stop = min(start + self.limits.max_tokens, phase.length - 1)
+                self.program.run(self._batch([start], [stop], False), self._cache)
+            filled = 1
+        self._filled = (phase.length, max(filled, phase.seqs))
         blocks = self._blocks(phase.length, self.cache_layout.block_size)
-        for seq in range(1, phase.seqs):
+        for seq in range(filled, phase.seqs):
             pairs = np.stack((np.arange(blocks), np.arange(blocks) + seq * blocks), axis=1)
             self._cache.copy_blocks(pairs.astype(np.int32))
 
