@@ -22,7 +22,8 @@ Format parse_format(const std::string& name) {
   if (name == "f32") return Format::f32;
   if (name == "bf16") return Format::bf16;
   if (name == "s8") return Format::s8;
-  throw std::invalid_argument("format must be f32, bf16 or s8, got " + name);
+  if (name == "s16") return Format::s16;
+  throw std::invalid_argument("format must be f32, bf16, s8 or s16, got " + name);
 }
 
 void check(bool good, const char* message) {
@@ -53,11 +54,11 @@ nb::object data_of(const ActivationBuffer& buffer, const ActivationSpec& spec, s
     case Format::f32: return copy_out<float>(buffer.data, rows, stride);
     case Format::bf16: return copy_out<uint16_t>(buffer.data, rows, stride);
     case Format::s8: return copy_out<int8_t>(buffer.data, rows, stride);
-    default: return copy_out<uint8_t>(buffer.data, rows, stride);
+    default: return copy_out<int8_t>(buffer.data, rows, 2 * stride);
   }
 }
 
-// [(data [rows, stride], scales [rows, groups], sums [rows, groups])] per format.
+// [(data [rows, stride], scales [rows, groups], sums [rows, groups])] per format; s16: data [rows, 2 * stride], sums [rows, 2].
 nb::list results(const Conversions& made, size_t rows) {
   nb::list out;
   for (int i = 0; i < made.count(); ++i) {
@@ -65,7 +66,7 @@ nb::list results(const Conversions& made, size_t rows) {
     const ActivationBuffer& buffer = made.buffers[static_cast<size_t>(i)];
     const auto groups = static_cast<size_t>(spec.groups());
     out.append(nb::make_tuple(data_of(buffer, spec, rows), copy_out<float>(buffer.scales, rows, groups),
-                              copy_out<int32_t>(buffer.sums, rows, groups)));
+                              copy_out<int32_t>(buffer.sums, rows, static_cast<size_t>(spec.sums()))));
   }
   return out;
 }

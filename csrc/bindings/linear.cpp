@@ -38,9 +38,9 @@ template <class T, class Pack> PackedWeight pack_values(const Matrix<T>& values,
   return pack(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
 }
 
-PackedWeight pack_int8_array(const Matrix<int8_t>& codes, const Matrix<float>& scales, int group) {
+PackedWeight pack_int8_array(const Matrix<int8_t>& codes, const Matrix<float>& scales, int group, bool wide) {
   expect_groups(codes, scales, group, "scales");
-  return pack_values(codes, [&](const int8_t* c, int64_t n, int64_t k) { return pack_int8(c, scales.data(), n, k, group); });
+  return pack_values(codes, [&](const int8_t* c, int64_t n, int64_t k) { return pack_int8(c, scales.data(), n, k, group, wide); });
 }
 
 PackedWeight pack_int4_array(const Matrix<uint8_t>& codes, const Matrix<float>& scales, const Matrix<float>& minimums,
@@ -144,6 +144,7 @@ void bind_packing(nb::module_& m) {
       .def_ro("n", &PackedWeight::n)
       .def_ro("k", &PackedWeight::k)
       .def_ro("group", &PackedWeight::group, "products per scale along k; 0 for f32 and bf16")
+      .def_ro("wide", &PackedWeight::wide, "whether activations have 16 bits")
       .def_prop_ro("nbytes", [](const PackedWeight& w) { return w.bytes(); });
   m.def("pack_f32", [](const Matrix<float>& values) {
     return pack_values(values, [](const float* v, int64_t n, int64_t k) { return pack_f32(v, n, k); });
@@ -155,7 +156,9 @@ void bind_packing(nb::module_& m) {
     return pack_values(values, [](const float* v, int64_t n, int64_t k) { return pack_bf16(v, n, k); });
   }, nb::arg("values"));
   m.def("pack_int8", &pack_int8_array, nb::arg("codes"), nb::arg("scales"), nb::arg("group"),
-        "Packs int8 codes -127…127 [n, k] with float32 scales [n, ceil(k / group)].");
+        nb::arg("wide") = false,
+        "Packs int8 codes -127…127 [n, k] with float32 scales [n, ceil(k / group)]; wide: for activations of 16 bits, with "
+        "one group per row.");
   m.def("pack_int4", &pack_int4_array, nb::arg("codes"), nb::arg("scales"), nb::arg("minimums"), nb::arg("group"),
         "Packs uint8 codes 0…15 [n, k] with float32 scales and minimums [n, ceil(k / group)].");
 }

@@ -45,30 +45,37 @@ struct PackedWeight {
   int group = 0;       // products per scale along k (int8, int4); the last group may be short
   int64_t groups = 0;  // ceil(k / group)
   bool half_scales = false;  // scales and minimums are float16, which holds them exactly; else float32
+  bool wide = false;         // int8 of one group per row, times activations of 16 bits (Format::s16)
   Buffer data, scales, minimums;
   size_t bytes() const { return data.bytes() + scales.bytes() + minimums.bytes(); }
 };
 
 // How a product wants its left operand.
-// s8: codes -127…127.
-enum class Format : uint8_t { f32, bf16, s8 };
+// s8: codes -127…127. s16: codes -32384…32384 = 254 * high + low, as a row of bytes `high` and a row of bytes `low`, all of
+// them -127…127, so that products with int8 weights are products of bytes: twice the products, for which one scale per
+// row is fine enough.
+enum class Format : uint8_t { f32, bf16, s8, s16 };
+constexpr int kDigit = 254;       // of s16
+constexpr int kMostWide = 32384;  // 254 * 127 + 126; one more and `high` might be rounded to 128
 struct ActivationSpec {
   Format format = Format::f32;
-  int group = 0;       // s8: products per scale along k
+  int group = 0;       // s8 and s16: products per scale along k; s16: k
   int64_t k = 0;       // true width
   bool operator==(const ActivationSpec& o) const { return format == o.format && group == o.group && k == o.k; }
-  int64_t stride() const { return (k + 63) / 64 * 64; }  // elements per row; the tail is zero
+  int64_t stride() const { return (k + 63) / 64 * 64; }  // elements per row (s16: bytes `high`); the tail is zero
+  int64_t row_bytes() const { return stride() * (format == Format::f32 ? 4 : format == Format::s8 ? 1 : 2); }
   int64_t groups() const { return group ? (k + group - 1) / group : 0; }
+  int64_t sums() const { return format == Format::s16 ? 2 : groups(); }
 };
 
-// Rows in the format of `spec`. scales[row][group]: code * scale is the value; scale = max|x| / 127 (0 for a zero group).
-// sums[row][group]: exact sum of the s8 codes of the group.
+// Rows in the format of `spec`. scales[row][group]: code * scale is the value; scale = max|x| / 127 or 32384 (0 for a zero
+// group). sums[row][group]: exact sum of the s8 codes of the group; s16: of the row's bytes `high` and of those `low`.
 struct Activations {
   ActivationSpec spec;
   int64_t rows = 0;
   const void* data = nullptr;      // [rows][spec.stride()]
   const float* scales = nullptr;   // [rows][spec.groups()]
-  const int32_t* sums = nullptr;   // [rows][spec.groups()]
+  const int32_t* sums = nullptr;   // [rows][spec.sums()]
 };
 
 enum class CacheType : uint8_t { f32, bf16, int8 };

@@ -94,6 +94,33 @@ void quantise_row(const float* x, int64_t width, const RowTarget& target) {
   std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
 }
 
+// Two bytes per value (Format::s16), one scale per row.
+void quantise_wide_row(const float* x, int64_t width, const RowTarget& target) {
+  auto* high = static_cast<uint8_t*>(target.data);
+  uint8_t* low = high + target.spec.stride();
+  const float largest = largest_size(x, width);
+  const bool empty = largest < 256 * kSmallest;
+  const Vf factor = set1(empty ? 0.0f : kMostWide / largest);
+  const Vf per_digit = set1(1.0f / kDigit), digit = set1(-kDigit);
+  Vi high_sum = set1_int(0), low_sum = set1_int(0);
+  for_lanes(width, [&](int64_t i, int n) {
+    const Vf code = round_even(mul(load_n(x + i, n), factor));
+    // Where code / 254 lies half-way, low is 127 or -127, whichever way it is rounded.
+    const Vf upper = round_even(mul(code, per_digit));
+    const Vi h = to_int(upper), l = to_int(fma(upper, digit, code));
+    high_sum = add_int(high_sum, h);
+    low_sum = add_int(low_sum, l);
+    n == kLanes ? store_low8(high + i, h) : store_low8_partial(high + i, h, n);
+    n == kLanes ? store_low8(low + i, l) : store_low8_partial(low + i, l, n);
+  });
+  target.scales[0] = empty ? 0.0f : largest / kMostWide;
+  target.sums[0] = reduce_add_int(high_sum);
+  target.sums[1] = reduce_add_int(low_sum);
+  const auto padding = static_cast<size_t>(target.spec.stride() - width);
+  std::memset(high + width, 0, padding);
+  std::memset(low + width, 0, padding);
+}
+
 void copy_row(const float* x, int64_t width, const RowTarget& target) {
   auto* out = static_cast<float*>(target.data);
   std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
@@ -112,7 +139,7 @@ RowTarget target_of_row(const RowTarget& target, int64_t row) {
   RowTarget at = target;
   at.data = static_cast<char*>(target.data) + row * target.row_bytes;
   at.scales += row * target.spec.groups();
-  at.sums += row * target.spec.groups();
+  at.sums += row * target.spec.sums();
   return at;
 }
 
@@ -123,6 +150,7 @@ void convert_row(const float* x, int64_t width, int64_t row, const RowTarget* ta
       case Format::f32: copy_row(x, width, target); break;
       case Format::bf16: round_row(x, width, target); break;
       case Format::s8: quantise_row(x, width, target); break;
+      case Format::s16: quantise_wide_row(x, width, target); break;
     }
   }
 }

@@ -14,20 +14,28 @@ namespace noria {
 
 constexpr int kPanel = 64;         // outputs of a panel
 constexpr int kStepBytes = 256;    // bytes of a panel's step
-constexpr int kMaxTileRows = 8;    // no level's tile is taller
+constexpr int kMaxTileRows = 32;   // no level's tile is taller
 
 // Products along k that one step holds.
 constexpr int step_width(Scheme scheme) {
   return scheme == Scheme::f32 ? 1 : scheme == Scheme::bf16 ? 2 : scheme == Scheme::int8 ? 4 : 8;
 }
 
+// How a product is computed: by the weight's scheme, and for int8 by its activations (Format::s8 or Format::s16).
+enum class Product : uint8_t { f32, bf16, int8, int4, int8_wide };
+constexpr int kProducts = 5;
+
+inline Product product_of(const PackedWeight& weight) {
+  return weight.wide ? Product::int8_wide : static_cast<Product>(weight.scheme);
+}
+
 // Some rows times one panel.
 struct ProductTile {
-  int rows = 0;                      // 1 … LinearKernels::tile_rows
-  const char* x = nullptr;           // first row, in the format of the scheme
+  int rows = 0;                      // 1 … LinearProducts::tile_rows
+  const char* x = nullptr;           // first row, in the format of the product
   int64_t x_stride = 0;              // bytes
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
-  const int32_t* x_sums = nullptr;   // [rows][groups]
+  const int32_t* x_sums = nullptr;   // [rows][groups]; int8_wide: [rows][2]
   const char* panel = nullptr;       // [steps][64] units
   const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
   const char* minimums = nullptr;    // the same, int4 only
@@ -68,8 +76,9 @@ struct GatedEpilogue {
 };
 
 struct LinearProducts {
-  int tile_rows[4];                         // by scheme: rows of the tallest tile
-  void (*run[4])(const ProductTile& tile);  // by scheme
+  int tile_rows[kProducts];                         // rows of the tallest tile
+  void (*run[kProducts])(const ProductTile& tile);
+  void (*done)();                                   // to be called when a thread has run its tiles; may be null
 };
 
 struct LinearKernels {

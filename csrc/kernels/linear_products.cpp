@@ -1,5 +1,6 @@
 // Products of a tile, by scheme and number of rows. See linear.h for the layouts.
 #include "kernels/linear_tile.h"
+#include "kernels/linear_amx.h"
 
 namespace noria::NORIA_ISA {
 
@@ -20,16 +21,6 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) store(tile.out + i / V * kPanel + column + i % V * kLanes, acc[i / V][i % V]);
   }
-}
-
-// Scales or minimums of a group's outputs from `column` on, as float32; `wide` is room for V vectors of them.
-template <int V>
-static inline const float* group_floats(const ProductTile& tile, const char* packed, int64_t index, float* wide) {
-  if (!tile.half_scales) return reinterpret_cast<const float*>(packed) + index;
-#pragma GCC unroll 16
-  for (int v = 0; v < V; ++v)
-    store(wide + v * kLanes, load_half(reinterpret_cast<const uint16_t*>(packed) + index + v * kLanes));
-  return wide;
 }
 
 // The group's exact sums become floats here, and are added to those of the groups before.
@@ -77,6 +68,32 @@ template <class Step, int R, int V, bool kBiased, bool kMinimums> static void gr
   }
 }
 
+// R rows of 16-bit activations: 2 R rows of bytes, over one group.
+template <int R, int V, bool kBiased> static void wide_tile(const ProductTile& tile) {
+  const char* x[2 * R];
+#pragma GCC unroll 8
+  for (int r = 0; r < 2 * R; ++r) x[r] = tile.x + r * (tile.x_stride / 2);
+  for (int column = 0; column < kPanel; column += V * kLanes) {
+    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
+    Vi acc[2 * R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < 2 * R; ++r) {
+      const Vi start = set1_int(kBiased ? -128 * tile.x_sums[r] : 0);
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v) acc[r][v] = start;
+    }
+    add_steps<StepInt8, 2 * R, V>(acc, tile.panel + column * 4, x, 0, tile.steps, ahead);
+    alignas(64) float wide[V * kLanes];
+    const float* scales = group_floats<V>(tile, tile.scales, column, wide);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+      for (int v = 0; v < V; ++v)
+        store(tile.out + r * kPanel + column + v * kLanes,
+              wide_value(acc[2 * r][v], acc[2 * r + 1][v], tile.x_scales[r], load(scales + v * kLanes)));
+  }
+}
+
 // ---- choice of shapes: rows of the tallest tile, and vectors of outputs by number of rows, such that accumulators,
 // a phase's weights and an activation fit in the level's registers
 
@@ -110,6 +127,10 @@ template <int R> struct Int4Tile {
   static void run(const ProductTile& tile) { grouped_tile<StepInt4, R, int4_vectors(R), false, true>(tile); }
 };
 
+template <int R> struct WideTile {
+  static void run(const ProductTile& tile) { wide_tile<R, int8_vectors(2 * R), kBiasedCodes>(tile); }
+};
+
 // Tile<1> … Tile<kMost>, by the number of rows.
 template <template <int> class Tile, int kMost> static void by_rows(const ProductTile& tile) {
   if (tile.rows == kMost) return Tile<kMost>::run(tile);
@@ -117,8 +138,16 @@ template <template <int> class Tile, int kMost> static void by_rows(const Produc
 }
 
 extern const LinearProducts linear_products;
+#if defined(__AMX_TILE__)
 const LinearProducts linear_products = {
-    {kRows, kRows, kInt8Rows, kInt4Rows},
-    {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>}};
+    {kRows, kAmxRows, kInt8Rows, kInt4Rows, kAmxRows / 2},
+    {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &amx_wide},
+    &amx_done};
+#else
+const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
+                                        {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
+                                         &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
+                                        nullptr};
+#endif
 
 }  // namespace noria::NORIA_ISA

@@ -148,4 +148,19 @@ static inline __attribute__((always_inline)) void add_whole_steps(Vi (&acc)[R][V
   add_steps<Step, R, V>(acc, w, x, first, last, ahead);
 }
 
+// Scales or minimums of a group's outputs from `column` on, as float32; `wide` is room for V vectors of them.
+template <int V>
+static inline const float* group_floats(const ProductTile& tile, const char* packed, int64_t index, float* wide) {
+  if (!tile.half_scales) return reinterpret_cast<const float*>(packed) + index;
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v)
+    store(wide + v * kLanes, load_half(reinterpret_cast<const uint16_t*>(packed) + index + v * kLanes));
+  return wide;
+}
+
+// Sums of a row's bytes `high` and `low` → their product's value.
+static inline Vf wide_value(Vi high, Vi low, float x_scale, Vf scale) {
+  return mul(fma(set1(kDigit), to_float(high), to_float(low)), mul(set1(x_scale), scale));
+}
+
 }  // namespace noria::NORIA_ISA

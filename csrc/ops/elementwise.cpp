@@ -18,13 +18,7 @@ constexpr int64_t kLeastFloats = 4096;
 // Tasks per thread: enough that the last ones end nearly together, and that others do what a descheduled thread leaves.
 constexpr int64_t kTasksPerThread = 4;
 
-size_t element_bytes(Format format) {
-  switch (format) {
-    case Format::f32: return sizeof(float);
-    case Format::bf16: return sizeof(uint16_t);
-    default: return 1;
-  }
-}
+size_t bytes_of(int64_t rows, const ActivationSpec& spec) { return static_cast<size_t>(rows * spec.row_bytes()); }
 
 // Calls body(first, count) for runs of rows, shared evenly among the threads.
 template <class F> void for_runs(Pool& pool, int64_t rows, int64_t width, F body) {
@@ -40,11 +34,11 @@ void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, Act
   if (count > kMostTargets) throw std::invalid_argument("too many formats for one value");
   for (int t = 0; t < count; ++t) {
     const ActivationSpec& spec = specs[t];
-    const bool grouped = spec.format == Format::s8;
+    const bool grouped = spec.format == Format::s8 || spec.format == Format::s16;
     if (spec.k != width) throw std::invalid_argument("a format's width differs from the value's");
     if (grouped && spec.group < 1) throw std::invalid_argument("an integer format needs a group size");
-    const size_t needed = static_cast<size_t>(rows * spec.stride()) * element_bytes(spec.format);
-    if (out[t]->data.bytes() < needed) throw std::invalid_argument("an activation buffer is too small");
+    if (spec.format == Format::s16 && spec.group < width) throw std::invalid_argument("s16 has one group per row");
+    if (out[t]->data.bytes() < bytes_of(rows, spec)) throw std::invalid_argument("an activation buffer is too small");
   }
 }
 
@@ -53,11 +47,11 @@ void locate(int64_t row, const ActivationSpec* specs, ActivationBuffer* const* o
   for (int t = 0; t < count; ++t) {
     const ActivationSpec& spec = specs[t];
     targets[t].spec = spec;
-    targets[t].row_bytes = spec.stride() * static_cast<int64_t>(element_bytes(spec.format));
+    targets[t].row_bytes = spec.row_bytes();
     targets[t].data = out[t]->data.as<char>() + row * targets[t].row_bytes;
     if (spec.group == 0) continue;
     targets[t].scales = out[t]->scales.as<float>() + row * spec.groups();
-    targets[t].sums = out[t]->sums.as<int32_t>() + row * spec.groups();
+    targets[t].sums = out[t]->sums.as<int32_t>() + row * spec.sums();
   }
 }
 
@@ -71,9 +65,9 @@ float* row_scratch(int64_t width) {
 }  // namespace
 
 ActivationBuffer::ActivationBuffer(const ActivationSpec& spec, int64_t rows)
-    : data(static_cast<size_t>(rows * spec.stride()) * element_bytes(spec.format)),
+    : data(bytes_of(rows, spec)),
       scales(static_cast<size_t>(rows * spec.groups()) * sizeof(float)),
-      sums(static_cast<size_t>(rows * spec.groups()) * sizeof(int32_t)) {}
+      sums(static_cast<size_t>(rows * spec.sums()) * sizeof(int32_t)) {}
 
 Activations ActivationBuffer::view(const ActivationSpec& spec, int64_t rows) const {
   return view(spec, 0, rows);
@@ -83,10 +77,10 @@ Activations ActivationBuffer::view(const ActivationSpec& spec, int64_t first, in
   Activations x;
   x.spec = spec;
   x.rows = rows;
-  x.data = data.as<char>() + static_cast<size_t>(first * spec.stride()) * element_bytes(spec.format);
+  x.data = data.as<char>() + bytes_of(first, spec);
   if (spec.group == 0) return x;
   x.scales = scales.as<float>() + first * spec.groups();
-  x.sums = sums.as<int32_t>() + first * spec.groups();
+  x.sums = sums.as<int32_t>() + first * spec.sums();
   return x;
 }
 

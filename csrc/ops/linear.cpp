@@ -19,8 +19,11 @@ int64_t panels_of(const PackedWeight& weight) { return ceil_div(weight.n, kPanel
 // weight is found in the shared cache by the next.
 struct Cut {
   int64_t rows = 0, row_blocks = 1, panels = 0, panels_per_task = 1;
+  int64_t tile_rows = 1;  // blocks begin on a multiple of it
   int64_t tasks() const { return row_blocks * ceil_div(panels, panels_per_task); }
-  int64_t first_row(int64_t block) const { return rows * block / row_blocks; }
+  int64_t first_row(int64_t block) const {
+    return block == row_blocks ? rows : rows * block / row_blocks / tile_rows * tile_rows;
+  }
 };
 
 // A block's activations stay in the second-level cache beside one panel; a panel is read once per block.
@@ -29,6 +32,10 @@ constexpr int64_t kRowBlockBytes = 512 << 10;
 constexpr int64_t kTasksPerThread = 12;
 // Fewer multiply-adds are not worth a task of their own (some microseconds).
 constexpr int64_t kLeastProducts = 1 << 20;
+
+// Tiles this tall are matrix registers: filled up one by one, since their cost follows the tiles and shaping them differently
+// costs more than a short last one. Others are made as even as can be: two of 4 rows beat one of 6 and one of 2.
+bool whole_tiles(int most) { return most >= 16; }
 
 Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_rows, int threads) {
   Cut c;
@@ -46,6 +53,7 @@ Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_row
     c.panels_per_task = panels;
   }
   c.row_blocks = std::clamp<int64_t>(c.row_blocks, 1, rows);
+  c.tile_rows = whole_tiles(tile_rows) ? tile_rows : 1;
   return c;
 }
 
@@ -64,15 +72,13 @@ ProductTile panel_tile(const PackedWeight& w, int64_t panel) {
   return tile;
 }
 
-int64_t element_bytes(Format format) { return format == Format::f32 ? 4 : format == Format::bf16 ? 2 : 1; }
-
 void set_rows(ProductTile& tile, const Activations& x, int64_t first, int rows) {
   tile.rows = rows;
-  tile.x_stride = x.spec.stride() * element_bytes(x.spec.format);
+  tile.x_stride = x.spec.row_bytes();
   tile.x = static_cast<const char*>(x.data) + first * tile.x_stride;
   if (tile.groups) {
     tile.x_scales = x.scales + first * tile.groups;
-    tile.x_sums = x.sums + first * tile.groups;
+    tile.x_sums = x.sums + first * x.spec.sums();
   }
 }
 
@@ -81,11 +87,13 @@ void check(const Activations& x, const PackedWeight& weight, int64_t rows) {
   if (x.rows != rows) throw std::invalid_argument("activations of one product differ in their number of rows");
 }
 
-int tile_rows(const LinearKernels& kernels, Scheme scheme) {
-  return kernels.products->tile_rows[static_cast<int>(scheme)];
+int tile_rows(const LinearKernels& kernels, const PackedWeight& weight) {
+  return kernels.products->tile_rows[static_cast<int>(product_of(weight))];
 }
 
-int64_t row_bytes(const Activations& x) { return x.spec.stride() * element_bytes(x.spec.format); }
+auto product_kernel(const LinearKernels& kernels, const PackedWeight& weight) {
+  return kernels.products->run[static_cast<int>(product_of(weight))];
+}
 
 // Shares the next panel out among the tiles of this one, for prefetching; of many tiles, among the last.
 void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
@@ -102,12 +110,13 @@ void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
   tile.ahead = tile.panel + (share < 0 ? 0 : tile.steps * kStepBytes + 2 * share * tile.ahead_half);
 }
 
-// Runs tile(first, rows, index, count) over rows [begin, end) in tiles as even as can be: two of 4 rows beat one of 6 and one of 2.
+// Runs tile(first, rows, index, count) over rows [begin, end).
 template <class Tile> void each_tile(int64_t begin, int64_t end, int most, Tile tile) {
   const int64_t rows = end - begin, count = ceil_div(rows, most);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t first = begin + rows * i / count;
-    tile(first, static_cast<int>(begin + rows * (i + 1) / count - first), i, count);
+    const int64_t first = whole_tiles(most) ? i * most : rows * i / count;
+    const int64_t next = i + 1 == count ? rows : whole_tiles(most) ? first + most : rows * (i + 1) / count;
+    tile(begin + first, static_cast<int>(next - first), i, count);
   }
 }
 
@@ -139,8 +148,8 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   epilogue.scale = args.scale;
   epilogue.softcap = args.softcap;
   epilogue.stream = column % 16 == 0 && streams(args, x.rows);
-  const auto run = kernels.products->run[static_cast<int>(weight.scheme)];
-  each_tile(begin, end, tile_rows(kernels, weight.scheme), [&](int64_t first, int rows, int64_t index, int64_t count) {
+  const auto run = product_kernel(kernels, weight);
+  each_tile(begin, end, tile_rows(kernels, weight), [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(tile, x, first, rows);
     set_ahead(tile, index, count);
     run(tile);
@@ -164,25 +173,27 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   epilogue.up_bias = args.up_bias ? args.up_bias + panel * kPanel : nullptr;
   epilogue.stride = args.out_stride;
   const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
-  const int most = std::min(tile_rows(kernels, args.gate->scheme), tile_rows(kernels, args.up->scheme));
+  const int most = std::min(tile_rows(kernels, *args.gate), tile_rows(kernels, *args.up));
+  const auto run_gate = product_kernel(kernels, *args.gate), run_up = product_kernel(kernels, *args.up);
   each_tile(begin, end, most, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(gate, *args.gate_x, first, rows);
     set_rows(up, *args.up_x, first, rows);
     set_ahead(gate, index, count);
     set_ahead(up, index, count);
-    kernels.products->run[static_cast<int>(args.gate->scheme)](gate);
-    kernels.products->run[static_cast<int>(args.up->scheme)](up);
+    run_gate(gate);
+    run_up(up);
     epilogue.rows = rows;
     epilogue.out = args.out + first * args.out_stride + panel * kPanel;
     finish(epilogue);
   });
 }
 
-template <class Panel> void run_tasks(Pool& pool, const Cut& c, Panel panel) {
+template <class Panel> void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, Panel panel) {
   pool.run(c.tasks(), [&](int64_t task, int) {
     const int64_t block = task % c.row_blocks, first = task / c.row_blocks * c.panels_per_task;
     for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
       panel(p, c.first_row(block), c.first_row(block + 1));
+    if (kernels.products->done) kernels.products->done();
     std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores are ordered by nothing less
   });
 }
@@ -199,12 +210,12 @@ void linear(Pool& pool, const LinearArgs& args) {
     const Activations& x = args.x[args.x_of_part[i]];
     check(x, *args.parts[i], rows);
     panels += panels_of(*args.parts[i]);
-    bytes = std::max(bytes, row_bytes(x));
+    bytes = std::max(bytes, x.spec.row_bytes());
     k = std::max(k, args.parts[i]->k);
-    most = std::max(most, tile_rows(table, args.parts[i]->scheme));
+    most = std::max(most, tile_rows(table, *args.parts[i]));
   }
   if (rows == 0) return;
-  run_tasks(pool, cut(rows, panels, bytes, k, most, pool.threads()), [&](int64_t panel, int64_t begin, int64_t end) {
+  run_tasks(pool, table, cut(rows, panels, bytes, k, most, pool.threads()), [&](int64_t panel, int64_t begin, int64_t end) {
     linear_panel(table, args, panel, begin, end);
   });
 }
@@ -217,10 +228,10 @@ void gated_linear(Pool& pool, const GatedLinearArgs& args) {
   check(*args.gate_x, *args.gate, rows);
   check(*args.up_x, *args.up, rows);
   if (rows == 0) return;
-  const int64_t bytes = std::max(row_bytes(*args.gate_x), row_bytes(*args.up_x));
-  const int most = tile_rows(table, args.gate->scheme);
+  const int64_t bytes = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
+  const int most = tile_rows(table, *args.gate);
   const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, most, pool.threads());
-  run_tasks(pool, c, [&](int64_t panel, int64_t begin, int64_t end) { gated_panel(table, args, panel, begin, end); });
+  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end) { gated_panel(table, args, panel, begin, end); });
 }
 
 }  // namespace noria

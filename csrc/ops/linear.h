@@ -11,11 +11,12 @@ namespace noria {
 PackedWeight pack_f32(const float* values, int64_t n, int64_t k);
 PackedWeight pack_bf16(const uint16_t* values, int64_t n, int64_t k);
 PackedWeight pack_bf16(const float* values, int64_t n, int64_t k);  // rounds to nearest even
-PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group);
+// wide: for activations of 16 bits (Format::s16); needs one group per row.
+PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group, bool wide = false);
 PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* minimums, int64_t n, int64_t k, int group);
 
-// The form in which a product takes its left operand for this weight. int8 and int4 of one group want the same form:
-// s8 codes with their sums (the unsigned operand of a dot-product instruction is always the weight).
+// The form in which a product takes its left operand for this weight. int8 (unless wide) and int4 of one group want the
+// same form: s8 codes with their sums (the unsigned operand of a dot-product instruction is always the weight).
 ActivationSpec wanted(const PackedWeight& weight);
 
 enum class Activation : uint8_t { silu, gelu_tanh };

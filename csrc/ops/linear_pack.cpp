@@ -9,6 +9,9 @@
 namespace noria {
 namespace {
 
+// Sums of so many products of a byte and a code + 128 fit 32 bits.
+constexpr int64_t kMostWideProducts = 1 << 16;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 PackedWeight empty_weight(Scheme scheme, int64_t n, int64_t k, int group) {
@@ -126,8 +129,11 @@ PackedWeight pack_bf16(const float* values, int64_t n, int64_t k) {
   return w;
 }
 
-PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group) {
+PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group, bool wide) {
+  if (wide && group < k) throw std::invalid_argument("activations of 16 bits need one scale per row of the weight");
+  if (wide && k > kMostWideProducts) throw std::invalid_argument("activations of 16 bits: at most 2^16 products");
   PackedWeight w = empty_weight(Scheme::int8, n, k, checked_group(group, k, 4));
+  w.wide = wide;
   constexpr uint32_t bias = 0x80808080u;
   uint32_t lowest = 0;  // bit 7 of a byte is set once a code of -128, stored as 0, was seen
   const auto checked = [&lowest](uint32_t biased) {
@@ -165,7 +171,10 @@ PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* m
 
 ActivationSpec wanted(const PackedWeight& weight) {
   ActivationSpec spec;
-  spec.format = weight.scheme == Scheme::f32 ? Format::f32 : weight.scheme == Scheme::bf16 ? Format::bf16 : Format::s8;
+  spec.format = weight.scheme == Scheme::f32    ? Format::f32
+                : weight.scheme == Scheme::bf16 ? Format::bf16
+                : weight.wide                   ? Format::s16
+                                                : Format::s8;
   spec.group = weight.group;
   spec.k = weight.k;
   return spec;

@@ -23,7 +23,9 @@ SCHEMES = [
     ("bf16", 0),
     *(("int8", group) for group in (32, 64, 192, 12, 4096)),
     *(("int4", group) for group in (16, 32, 128)),
+    ("wide", 4096),  # int8 with one scale per row, times activations of 16 bits
 ]
+MOST_WIDE = 32384
 IDS = [f"{name}-{group}" for name, group in SCHEMES]
 
 
@@ -61,9 +63,9 @@ def make_weight(scheme: str, group: int, n: int, k: int, seed: int = 0) -> tuple
         return native.pack_bf16(rounded.view(np.uint16)), rounded.astype(np.float64)
     groups = -(-k // group)
     scales = rng.uniform(0.001, 0.02, (n, groups)).astype(np.float32)
-    if scheme == "int8":
+    if scheme in ("int8", "wide"):
         codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
-        return native.pack_int8(codes, scales, group), codes * per_column(scales, group, k).astype(np.float64)
+        return native.pack_int8(codes, scales, group, scheme == "wide"), codes * per_column(scales, group, k).astype(np.float64)
     nibbles = rng.integers(0, 16, (n, k), dtype=np.uint8)
     minimums = rng.uniform(-0.2, 0.05, (n, groups)).astype(np.float32)
     exact = nibbles * per_column(scales, group, k).astype(np.float64) + per_column(minimums, group, k)
@@ -77,8 +79,9 @@ def make_rows(scheme: str, group: int, rows: int, k: int, seed: int = 1) -> Floa
         return rng.standard_normal((rows, k), dtype=np.float32)
     if scheme == "bf16":
         return rng.standard_normal((rows, k), dtype=np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
-    codes = rng.integers(-127, 128, (rows, k)).astype(np.float32)
-    codes[:, ::group] = 127
+    most = MOST_WIDE if scheme == "wide" else 127
+    codes = rng.integers(-most, most + 1, (rows, k)).astype(np.float32)
+    codes[:, ::group] = most
     scales = 2.0 ** rng.integers(-9, -3, (rows, -(-k // group)))
     return (codes * per_column(scales, group, k)).astype(np.float32)
 
@@ -114,15 +117,16 @@ def test_product_is_within_its_bound(pool: Any, scheme: str, group: int, rows: i
 
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES, ids=IDS)
 def test_a_row_is_the_same_alone_and_among_others(pool: Any, two_threads: Any, scheme: str, group: int) -> None:
-    rows, n, k = 23, 200, 420
+    rows, n, k = 45, 200, 420
     weight, _ = make_weight(scheme, group, n, k)
     x = normal(rows, k)
     together = native.linear(pool, x, [weight])
     for start in range(rows):
         np.testing.assert_array_equal(native.linear(pool, x[start : start + 1], [weight])[0], together[start])
-    for count in range(2, 14):  # every height of tile, at another offset each
+    for count in range(2, 41):  # every height of tile, at another offset each
+        start = (count * 7) % (rows - count + 1)
         np.testing.assert_array_equal(
-            native.linear(two_threads, x[count - 1 :][:count], [weight]), together[count - 1 :][:count]
+            native.linear(two_threads, x[start:][:count], [weight]), together[start:][:count]
         )
 
 
@@ -172,14 +176,14 @@ def gelu_tanh(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(
-    "kinds", [("f32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("f32", "int8")]
+    "kinds", [("f32", "f32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int8"), ("f32", "int8"), ("wide", "wide")]
 )
 def test_gated_product(two_threads: Any, activation: str, kinds: tuple[str, str]) -> None:
     rows, n, k = 11, 100, 192
-    groups = [0 if kind in ("f32", "bf16") else 64 for kind in kinds]
+    groups = [{"int8": 64, "int4": 64, "wide": k}.get(kind, 0) for kind in kinds]
     gate, gate_exact = make_weight(kinds[0], groups[0], n, k, seed=5)
     up, up_exact = make_weight(kinds[1], groups[1], n, k, seed=6)
-    x = make_rows("int8" if "int" in kinds[1] else kinds[1], 64, rows, k) / 64
+    x = make_rows(kinds[1], groups[1], rows, k) / 64
     gate_bias, up_bias = normal(n), normal(n, seed=8)
     g = x.astype(np.float64) @ gate_exact.T + gate_bias
     u = x.astype(np.float64) @ up_exact.T + up_bias
@@ -200,6 +204,11 @@ def test_extreme_codes_do_not_saturate(pool: Any) -> None:
     for sign in (-127, 127):
         weight = native.pack_int8(np.full((64, k), sign, np.int8), np.ones((64, 1), np.float32), k)
         np.testing.assert_array_equal(native.linear(pool, x, [weight]), np.outer([1, -1], np.full(64, 127 * sign * k)))
+    wide = np.float32(MOST_WIDE) * x / 127
+    for sign in (-127, 127):
+        weight = native.pack_int8(np.full((64, k), sign, np.int8), np.ones((64, 1), np.float32), k, True)
+        exact = np.outer([1, -1], np.full(64, MOST_WIDE * sign * k))
+        np.testing.assert_allclose(native.linear(pool, wide, [weight]), exact, rtol=2.0**-22)
     nibbles = np.full((64, k), 15, np.uint8)
     weight = native.pack_int4(nibbles, np.ones((64, 1), np.float32), np.full((64, 1), -1, np.float32), k)
     np.testing.assert_array_equal(native.linear(pool, x, [weight]), np.outer([1, -1], np.full(64, 127 * 14 * k)))
