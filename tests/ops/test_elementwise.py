@@ -212,3 +212,29 @@ def test_ids_and_rows_outside_are_refused() -> None:
             _native.embed(POOLS[1], table, np.array([bad], np.int32), 1.0)
         with pytest.raises(ValueError, match="row"):
             _native.select(POOLS[1], rows_of(10, 8), np.array([bad], np.int32))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wide_codes_are_two_bytes_each(isa: str, width: int) -> None:
+    x = rows_of(5, width)
+    x[3] = 0
+    x[4] = 1e-38  # below what 16 bits can be scaled from: held as zeros
+    data, scales, sums = _native.convert(POOLS[1], x, [("s16", width)])[0]
+    digits = data.reshape(5, 2, stride(width)).astype(np.int64)
+    assert not digits[:, :, width:].any(), "the padding is zero"
+    assert np.abs(digits).max() <= 127
+    np.testing.assert_array_equal(sums, digits.sum(axis=2))
+    largest = np.abs(x).max(axis=1)
+    np.testing.assert_allclose(scales[:3, 0], largest[:3] / 32384, rtol=1e-6)
+    assert not scales[3:].any()
+    codes = 254 * digits[:, 0, :width] + digits[:, 1, :width]
+    back = codes * scales.astype(np.float64)
+    assert (np.abs(back - x) <= np.maximum(0.502 * largest / 32384, 1e-37)[:, None]).all()
+
+
+def test_every_wide_code_has_bytes(isa: str) -> None:
+    codes = np.arange(-32384, 32385, dtype=np.float32)[None]
+    data, scales, _ = _native.convert(POOLS[1], codes, [("s16", codes.size)])[0]
+    digits = data.reshape(2, stride(codes.size)).astype(np.int64)[:, : codes.size]
+    assert scales[0, 0] == 1
+    np.testing.assert_array_equal(254 * digits[0] + digits[1], codes[0])

@@ -65,7 +65,9 @@ def make_weight(scheme: str, group: int, n: int, k: int, seed: int = 0) -> tuple
     scales = rng.uniform(0.001, 0.02, (n, groups)).astype(np.float32)
     if scheme in ("int8", "wide"):
         codes = rng.integers(-127, 128, (n, k), dtype=np.int8)
-        return native.pack_int8(codes, scales, group, scheme == "wide"), codes * per_column(scales, group, k).astype(np.float64)
+        return native.pack_int8(codes, scales, group, scheme == "wide"), codes * per_column(scales, group, k).astype(
+            np.float64
+        )
     nibbles = rng.integers(0, 16, (n, k), dtype=np.uint8)
     minimums = rng.uniform(-0.2, 0.05, (n, groups)).astype(np.float32)
     exact = nibbles * per_column(scales, group, k).astype(np.float64) + per_column(minimums, group, k)
@@ -125,9 +127,7 @@ def test_a_row_is_the_same_alone_and_among_others(pool: Any, two_threads: Any, s
         np.testing.assert_array_equal(native.linear(pool, x[start : start + 1], [weight])[0], together[start])
     for count in range(2, 41):  # every height of tile, at another offset each
         start = (count * 7) % (rows - count + 1)
-        np.testing.assert_array_equal(
-            native.linear(two_threads, x[start:][:count], [weight]), together[start:][:count]
-        )
+        np.testing.assert_array_equal(native.linear(two_threads, x[start:][:count], [weight]), together[start:][:count])
 
 
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES, ids=IDS)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.backends.base import DenseSource, GroupedSource, Scheme
-from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, regroup, round_bf16
+from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, regroup, round_bf16, round_wide
 from noria.config import ModelOptions
 from noria.errors import BackendError
-from noria.quantize.schemes import choose_cache_type, choose_scheme, default_int4_group, default_int8_group
+from noria.quantize.schemes import choose_cache_type, choose_scheme, default_int4_group, default_int8
 
 
 def weight(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -111,7 +111,7 @@ DENSE = DenseSource(weight(4, 96).astype(ml_dtypes.bfloat16))
 DEQUANTISED = DenseSource(weight(4, 96))
 FOUR = quantise_int4(weight(4, 96), 16)
 EIGHT = quantise_int8(weight(4, 96), 32)
-INT8 = Scheme("int8", default_int8_group(96))
+INT8 = default_int8(96)
 INT4 = Scheme("int4", default_int4_group(96))
 
 
@@ -159,9 +159,28 @@ def test_regrouping_in_chunks_is_regrouping_at_once(bits: int, monkeypatch: pyte
 
 def test_products_of_gated_activations_have_finer_groups() -> None:
     options = ModelOptions(model="m", quantization="int8")
-    assert default_int8_group(1536, gated=True) < default_int8_group(1536)
+    assert default_int8(1536, gated=True).group < default_int8(1536).group
     for name, group in (("mlp.down_proj", 32), ("mlp.up_proj", 64), ("self_attn.o_proj", 64)):
         assert choose_scheme(DENSE, options, "bf16", f"model.layers.3.{name}.weight") == Scheme("int8", group)
+
+
+def test_wide_int8_has_one_scale_per_row_where_the_backend_prefers_it() -> None:
+    options = ModelOptions(model="m", quantization="int8")
+    for name in ("mlp.down_proj", "mlp.up_proj"):
+        scheme = choose_scheme(DENSE, options, "bf16", f"model.layers.3.{name}.weight", wide_int8=True)
+        assert scheme == Scheme("int8", 96, wide=True)
+        assert str(scheme) == "int8/a16"
+    assert choose_scheme(EIGHT, ModelOptions(model="m"), "Q8_0", wide_int8=True) == Scheme("int8", 32)
+    assert not default_int8((1 << 16) + 1, wide=True).wide  # its sums might not fit 32 bits
+
+
+def test_wide_rounding_keeps_sixteen_bits() -> None:
+    x = weight(5, 300) * np.float32(3.7)
+    x[2] = 0
+    error = np.abs(round_wide(x) - x)
+    assert (error <= np.abs(x).max(axis=1, keepdims=True) / 32384 * 0.51).all()
+    assert error.max() > 0
+    np.testing.assert_array_equal(round_wide(np.zeros((1, 4), np.float32)), 0)
 
 
 def test_the_cache_is_int8_unless_asked_otherwise() -> None:

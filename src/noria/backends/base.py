@@ -69,6 +69,8 @@ class Scheme:
 
     int8: symmetric codes -127…127, one scale per output row and group; activations quantised per token and group the
     same way; scale = max|x| / 127; exact int32 sums within a group; groups added in float32 in ascending order.
+    int8, wide: one scale per output row; activations of 16 bits, codes -32384…32384 with one scale per token,
+    scale = max|x| / 32384, multiplied as two bytes: exact sums over the whole row.
     int4: codes 0…15 with float scale and minimum per output row and group; activations as for int8 in groups of the
     same size.
     bf16: weights and activations rounded to bfloat16 (nearest even), sums in float32.
@@ -76,8 +78,11 @@ class Scheme:
 
     name: SchemeName
     group: int = 0
+    wide: bool = False
 
     def __str__(self) -> str:
+        if self.wide:
+            return f"{self.name}/a16"
         return f"{self.name}/{self.group}" if self.group else self.name
 
 
@@ -418,6 +423,11 @@ class Backend(Protocol):
 
     @property
     def threads(self) -> int: ...
+
+    @property
+    def wide_int8(self) -> bool:
+        """Whether int8 weights are best multiplied by activations of 16 bits (`Scheme`)."""
+        ...
 
     def pack(self, source: WeightSource, scheme: Scheme) -> Weight:
         """Packs for the kernels; quantises a dense source, keeps a grouped one exactly if bits and group agree.

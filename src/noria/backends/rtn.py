@@ -19,6 +19,7 @@ from noria.errors import BackendError
 from noria.plan import Float32
 
 CHUNK_VALUES = 1 << 17  # values per row chunk: half a megabyte of float32
+MOST_WIDE = 32384  # largest code of a 16-bit activation: 254 * 127 + 126, two bytes
 INT4_SHRINKS = (1.0, 0.92, 0.84)  # shares of a group's range that quantise_int4 tries
 
 
@@ -55,6 +56,16 @@ def quantise_int8(values: NDArray[Any], group: int) -> GroupedSource:
         codes[rows, columns] = x.reshape(x.shape[0], -1)
         scales[rows, first : first + x.shape[1]] = np.where(inverse > 0, largest / np.float32(127.0), 0)[:, :, 0]
     return GroupedSource(8, codes, scales, None, group)
+
+
+def round_wide(values: NDArray[Any]) -> Float32:
+    """Rows [rows, k] rounded as activations of wide int8 are: scale * rint(x / scale), scale = max|x| / 32384."""
+    x = np.asarray(values, np.float32)
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(MOST_WIDE) / largest
+    inverse[~np.isfinite(inverse)] = 0.0  # held as zeros
+    return np.asarray(np.rint(x * inverse) * (largest / np.float32(MOST_WIDE)), np.float32)
 
 
 def quantise_int4(values: NDArray[Any], group: int) -> GroupedSource:

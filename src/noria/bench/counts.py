@@ -260,8 +260,9 @@ def _find_readers(graph: Graph) -> dict[int, _Readers]:
 
 
 def _forms(parts: tuple[Weight, ...]) -> set[tuple[str, int]]:
-    """int8 and int4 of one group take their operand in one form: int8 codes, a scale and a sum per group."""
-    return {(_ARITHMETIC[part.scheme.name], part.scheme.group) for part in parts}
+    """int8 and int4 of one group take their operand in one form: int8 codes, a scale and a sum per group; wide int8
+    takes 16 bits a value."""
+    return {("wide" if part.scheme.wide else _ARITHMETIC[part.scheme.name], part.scheme.group) for part in parts}
 
 
 def _floats_serve(form: tuple[str, int], width: int) -> bool:
@@ -272,7 +273,7 @@ def _bytes_of_form(form: tuple[str, int], width: int) -> int:
     name, group = form
     if name == "int8":
         return width + 8 * -(-width // group)
-    return width * (2 if name == "bf16" else 4)
+    return width * (4 if name == "f32" else 2)
 
 
 def _operand_bytes(parts: tuple[Weight, ...]) -> int:
@@ -283,7 +284,8 @@ def _products(parts: tuple[Weight, ...], rows: int) -> dict[Arithmetic, int]:
     operations: dict[Arithmetic, int] = {}
     for part in parts:
         kind = _ARITHMETIC[part.scheme.name]
-        operations[kind] = operations.get(kind, 0) + 2 * rows * part.n * part.k
+        bytes_of_activation = 2 if part.scheme.wide else 1  # each byte is a product of its own
+        operations[kind] = operations.get(kind, 0) + 2 * rows * part.n * part.k * bytes_of_activation
     return operations
 
 

@@ -79,7 +79,7 @@ class Regrouped:
         """As the backend itself, but for the group of int8; one scale per row where it exceeds the row."""
         k = source.shape[1]
         return self._backend.pack(
-            source, replace(scheme, group=min(self._group, k)) if scheme.name == "int8" else scheme
+            source, replace(scheme, group=min(self._group, k), wide=False) if scheme.name == "int8" else scheme
         )
 
     def __getattr__(self, name: str) -> Any:

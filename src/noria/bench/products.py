@@ -98,19 +98,20 @@ def random_product(scheme: str, shape: str) -> Product:
     except ValueError:
         raise ConfigError(f"must be OUTPUTSxINPUTS, as 1536x576, got {shape!r}", "--shapes") from None
     name, _, size = scheme.partition("/")
-    if name not in ("f32", "bf16", "int8", "int4") or (size and not size.isdigit()) or min(n, k) < 1:
-        raise ConfigError(f"must be f32, bf16, int8/GROUP or int4/GROUP, got {scheme!r}", "--schemes")
-    group = min(int(size or 64), k)
+    wide = scheme == "int8/a16"
+    if name not in ("f32", "bf16", "int8", "int4") or (size and not size.isdigit() and not wide) or min(n, k) < 1:
+        raise ConfigError(f"must be f32, bf16, int8/GROUP, int8/a16 or int4/GROUP, got {scheme!r}", "--schemes")
+    group = k if wide else min(int(size or 64), k)
     try:
-        data = _pack(name, n, k, group)
+        data = _pack(name, n, k, group, wide)
     except ValueError as error:
         raise ConfigError(f"{scheme} of {shape}: {error}", "--schemes") from None
     known = Scheme("f32") if name == "f32" else Scheme("bf16") if name == "bf16" else None
-    known = known or (Scheme("int8", group) if name == "int8" else Scheme("int4", group))
+    known = known or (Scheme("int8", group, wide) if name == "int8" else Scheme("int4", group))
     return Product((Weight(known, n, k, data.nbytes, data),))
 
 
-def _pack(name: str, n: int, k: int, group: int) -> Any:
+def _pack(name: str, n: int, k: int, group: int, wide: bool) -> Any:
     rng = np.random.default_rng(0)
     if name == "f32":
         return _native.pack_f32(rng.standard_normal((n, k), dtype=np.float32))
@@ -118,7 +119,7 @@ def _pack(name: str, n: int, k: int, group: int) -> Any:
         return _native.pack_bf16(rng.standard_normal((n, k), dtype=np.float32))
     scales = np.full((n, -(-k // group)), 2.0**-7, np.float32)  # fits float16, as those of GGUF files do
     if name == "int8":
-        return _native.pack_int8(rng.integers(-127, 128, (n, k), dtype=np.int8), scales, group)
+        return _native.pack_int8(rng.integers(-127, 128, (n, k), dtype=np.int8), scales, group, wide)
     return _native.pack_int4(rng.integers(0, 16, (n, k), dtype=np.uint8), scales, -8 * scales, group)
 
 

@@ -146,7 +146,8 @@ class PackedWeights:
         return self._backend.table(values, dtype)
 
     def _pack(self, source: WeightSource, name: str) -> Weight:
-        scheme = choose_scheme(source, self._options, self._checkpoint.config.stored_dtype, name)
+        stored = self._checkpoint.config.stored_dtype
+        scheme = choose_scheme(source, self._options, stored, name, self._backend.wide_int8)
         return self._backend.pack(source, scheme)
 
 

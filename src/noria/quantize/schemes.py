@@ -14,7 +14,7 @@ __all__ = [
     "choose_cache_type",
     "choose_scheme",
     "default_int4_group",
-    "default_int8_group",
+    "default_int8",
     "dequantise_source",
     "quantise_int4",
     "quantise_int8",
@@ -23,18 +23,23 @@ __all__ = [
 ]
 
 INT8_CACHE_HEAD_DIM = 64  # widest head that auto holds as int8
+MOST_WIDE_COLUMNS = 1 << 16  # sums of so many products fit 32 bits
 GATED_INPUT = ".down_proj.weight"
 FLOAT_FILES = frozenset({"f32", "f16", "bf16"})  # ModelConfig.stored_dtype of files that are not quantised
 
 
-def default_int8_group(k: int, gated: bool = False) -> int:
-    """Products per scale of an int8 weight with k columns. The last group may be short.
+def default_int8(k: int, gated: bool = False, wide: bool = False) -> Scheme:
+    """The int8 scheme of a weight with k columns, where the user or the file leaves it open.
 
     Args:
         gated: the product's input is activation(gate) * up. It has far heavier tails than any other, and one outlier
             coarsens its whole group: groups of 64 there cost more perplexity than in all other products together.
+        wide: whether the backend prefers activations of 16 bits (`Backend.wide_int8`). Nearly all that int8 loses, it
+            loses in activations: with these, one scale per row of the weight is fine enough.
     """
-    return min(32 if gated else 64, k)
+    if wide and k <= MOST_WIDE_COLUMNS:
+        return Scheme("int8", k, wide=True)
+    return Scheme("int8", min(32 if gated else 64, k))
 
 
 def default_int4_group(k: int) -> int:
@@ -56,7 +61,9 @@ def choose_cache_type(asked: CacheDtype, dtype: Dtype, head_dim: int) -> CacheTy
     return "int8" if head_dim <= INT8_CACHE_HEAD_DIM else "bf16"
 
 
-def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str, name: str = "") -> Scheme:
+def choose_scheme(
+    source: WeightSource, options: ModelOptions, stored_dtype: str, name: str = "", wide_int8: bool = False
+) -> Scheme:
     """The scheme of one weight of a product.
 
     Args:
@@ -65,13 +72,14 @@ def choose_scheme(source: WeightSource, options: ModelOptions, stored_dtype: str
         stored_dtype: `ModelConfig.stored_dtype`. In a quantised file a dense float32 source is a type that the schemes
             do not hold as it is (Q5_0, Q6_K …), dequantised by the loader.
         name: the weight's name as Hugging Face writes it for a Llama; tells which products have a gated input.
+        wide_int8: `Backend.wide_int8`.
 
     Returns:
         Dense weights in `--dtype` (auto: bf16), 4-bit groups as int4 and 8-bit groups (Q8_0) as int8 exactly as stored,
         other quantised types as int8 in the default grouping.
     """
     k = source.shape[1]
-    int8 = Scheme("int8", default_int8_group(k, name.endswith(GATED_INPUT)))
+    int8 = default_int8(k, name.endswith(GATED_INPUT), wide_int8)
     if options.quantization == "none" or (options.quantization == "auto" and options.dtype == "f32"):
         return _dense(options)
     if options.quantization == "int8":

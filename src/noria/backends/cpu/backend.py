@@ -17,6 +17,9 @@ from noria.backends.rtn import dequantise_source, regroup
 from noria.errors import BackendError, ConfigError
 from noria.plan import Float32
 
+# Levels on which two products of bytes cost less than one and the conversions of its groups.
+WIDE_INT8 = frozenset({"amx"})
+
 
 class CpuBackend:
     """`Backend` on native kernels. Weights are packed for the instruction set in use when they are packed.
@@ -33,6 +36,7 @@ class CpuBackend:
             self.isa: str = _native.isa()
         except (ValueError, RuntimeError) as error:
             raise ConfigError(str(error), "NORIA_ISA") from error
+        self.wide_int8 = self.isa in WIDE_INT8
         self.pool = _native.Pool(threads or _native.topology()["threads"])
         self.threads: int = self.pool.threads
 
@@ -82,7 +86,8 @@ def _pack(source: WeightSource, scheme: Scheme) -> Any:
             return _native.pack_bf16(_bf16_bits(_floats(source)))
         case "int8":
             held = regroup(source, 8, scheme.group)
-            return _native.pack_int8(_array(held.codes, np.int8), _array(held.scales, np.float32), held.group)
+            codes, scales = _array(held.codes, np.int8), _array(held.scales, np.float32)
+            return _native.pack_int8(codes, scales, held.group, scheme.wide)
         case "int4":
             held = regroup(source, 4, scheme.group)
             minimums = np.zeros_like(held.scales) if held.minimums is None else held.minimums

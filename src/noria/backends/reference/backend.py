@@ -32,6 +32,7 @@ class ReferenceBackend:
 
     name = "reference"
     isa = "numpy"
+    wide_int8 = False
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads

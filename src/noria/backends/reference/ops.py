@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from noria.backends.base import Attention, Batch, GatedLinear, RopeCache, RopeTable, Scheme, Table, Weight
 from noria.backends.reference.cache import ReferenceCache
-from noria.backends.rtn import dequantise_source, quantise_int8, round_bf16
+from noria.backends.rtn import dequantise_source, quantise_int8, round_bf16, round_wide
 from noria.plan import Float32, Int32
 
 Float64 = NDArray[np.float64]
@@ -38,6 +38,8 @@ def operand(x: Float32, scheme: Scheme) -> Float32:
         return x
     if scheme.name == "bf16":
         return round_bf16(x)
+    if scheme.wide:
+        return round_wide(x)
     return dequantise_source(quantise_int8(x, scheme.group))
 
 
