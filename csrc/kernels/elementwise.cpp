@@ -94,12 +94,15 @@ void quantise_row(const float* x, int64_t width, const RowTarget& target) {
   std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
 }
 
+// Below this a row counts as zero: 32384 / max|x| would leave float32.
+constexpr float kSmallestWide = 1e-34f;
+
 // Two bytes per value (Format::s16), one scale per row.
 void quantise_wide_row(const float* x, int64_t width, const RowTarget& target) {
   auto* high = static_cast<uint8_t*>(target.data);
   uint8_t* low = high + target.spec.stride();
   const float largest = largest_size(x, width);
-  const bool empty = largest < 256 * kSmallest;
+  const bool empty = largest < kSmallestWide;
   const Vf factor = set1(empty ? 0.0f : kMostWide / largest);
   const Vf per_digit = set1(1.0f / kDigit), digit = set1(-kDigit);
   Vi high_sum = set1_int(0), low_sum = set1_int(0);
