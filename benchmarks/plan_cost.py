@@ -11,9 +11,12 @@ import gc
 import json
 import time
 from collections import deque
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from noria.bench.report import machine, write_json
 from noria.config import CacheOptions, SchedulerOptions
 from noria.engine.core import EngineCore
 from noria.messages import Submit
@@ -108,15 +111,20 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     given = parser.parse_args()
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "decode": {"depth": 1, "blocks": None, "output": 2000},
         "decode, depth 2": {"depth": 2, "blocks": None, "output": 2000},
         "churn (64 tokens out)": {"depth": 1, "blocks": None, "output": 64},
         "short of blocks": {"depth": 1, "blocks": given.running * 10, "output": 200},
     }
+    rows = []
     for name, case in cases.items():
-        print(json.dumps({"case": name} | measure(given.running, given.waiting, given.steps, **case)))
+        rows.append({"case": name} | measure(given.running, given.waiting, given.steps, **case))
+        print(json.dumps(rows[-1]))
+    if given.json:
+        write_json(given.json, {"machine": machine(), "cases": rows})
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ class LlamaCpp:
     name = "llama.cpp"
     how = "HTTP"
     variants = (
-        Variant("Q4_0", "Q4_0", "f16", ("stored",)),
-        Variant("Q4_1", "Q4_1", "f16", ("stored",)),
+        Variant("Q4_0", "Q4_0", "f16", ("stored", "int8")),
+        Variant("Q4_1", "Q4_1", "f16", ("stored", "int8")),
         Variant("Q8_0", "Q8_0", "f16", ("int8",)),
         Variant("BF16", "bf16", "f16", ("bf16", "int8")),
     )

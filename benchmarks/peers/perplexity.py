@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import numpy as np
@@ -36,7 +36,7 @@ from peers.llama_cpp import LlamaCpp
 from peers.openvino import OpenVino
 from peers.runner import Loads, Plan, reason
 from peers.schedule import label
-from peers.sessions import Driven, Served
+from peers.sessions import Served
 from peers.transformers import Transformers
 from peers.vllm import Vllm
 
@@ -144,7 +144,7 @@ def _running(
     with peer.start(variant, peer.settings(variant, load)) as session:
         if isinstance(session, Served):
             return vllm(session, windows)
-        return perplexity(cast(Driven, session).score(windows, place.folder("scratch"), 600.0))
+        return perplexity(session.score(windows, place.folder("scratch"), 600.0))
 
 
 def main() -> int:

@@ -231,6 +231,19 @@ def test_more_memory_than_there_is_cannot_be_read() -> None:
         _native.limit_products(pool, "int9", 1, 1)
 
 
+def test_limits_are_those_of_the_best_level() -> None:
+    before, levels = _native.isa(), _native.available_isas()
+    try:
+        _native.select_isa(levels[0])
+        found = measure_limits(1, 0.002, 8 << 20)
+        assert found.isa == levels[-1]
+        assert _native.isa() == levels[0]  # the kernels go on at theirs
+        _native.select_isa(levels[-1])
+        assert found.instructions["int8"] == _native.limit_instruction("int8")
+    finally:
+        _native.select_isa(before)
+
+
 @pytest.mark.parametrize("isa", _native.available_isas())
 def test_operations_are_counted_at_every_level(isa: str) -> None:
     pool, before = _native.Pool(1), _native.isa()

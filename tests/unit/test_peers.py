@@ -123,7 +123,7 @@ def test_turns_come_one_after_the_other_and_counterparts_side_by_side() -> None:
 
 
 def test_slow_variants_are_measured_once_or_not_at_all() -> None:
-    players = [("llama.cpp", "Q4_1"), ("llama.cpp", "BF16"), ("Noria", "int8")]
+    players = [("llama.cpp", "Q4_1"), ("llama.cpp", "Q8_0"), ("Noria", "int8")]
     order = [(job.preset, job.turn, job.variant) for job in jobs(players, ("W1", "W4"), 3)]
     assert [entry for entry in order if entry[2] == "Q4_1"] == [("W1", 1, "Q4_1")]
     assert order.index(("W1", 1, "Q4_1")) > order.index(("W4", 1, "int8"))

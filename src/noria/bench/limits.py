@@ -1,7 +1,8 @@
 """What this machine can do at best: products per second, bytes read per second, and what the thread pool itself costs.
 
 The loops are native (csrc/kernels/limits.cpp): products that never leave the registers, in the instructions that the
-kernels of the level in use are made of. A limit is the best of several tries, since neighbours only ever slow one down.
+kernels of the machine's best level are made of, whatever level the kernels run at: a share is one of what the machine
+can do. A limit is the best of several tries, since neighbours only ever slow one down.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class ReadLimit:
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
     """Attributes:
+    isa: the machine's best level, whose instructions are measured.
     products: operations per second by arithmetic, a multiply-add being two.
     instructions: what those are made of.
     pinned: whether each thread was held to a processor of its own.
@@ -87,7 +89,7 @@ def measure_limits(threads: int, seconds: float = 0.15, most_bytes: int = _MOST_
     one, every = _native.Pool(1), _native.Pool(threads)
     levels = read_levels(_native.topology(), threads, most_bytes)
     memory = _native.LimitMemory(every, max(stretch.bytes_of_all for stretch in levels))
-    with pinned_threads(every) as pinned:
+    with best_level(), pinned_threads(every) as pinned:
         return MachineLimits(
             isa=_native.isa(),
             threads=threads,
@@ -102,6 +104,17 @@ def measure_limits(threads: int, seconds: float = 0.15, most_bytes: int = _MOST_
             wake_awake=min(_native.limit_wake(every, False, 200)),
             run=min(_native.limit_run(every, 1000) for _ in range(_TRIES)),
         )
+
+
+@contextmanager
+def best_level() -> Iterator[None]:
+    """The machine's best ISA level for the length of a block. Nothing may be packed or run in it that is kept."""
+    used = _native.isa()
+    _native.select_isa(_native.available_isas()[-1])
+    try:
+        yield
+    finally:
+        _native.select_isa(used)
 
 
 @contextmanager
