@@ -157,6 +157,17 @@ FloatRows logits(nb::handle self, int64_t start, int64_t stop) {
   return view(self, data, stop - start, program.graph().head->n);
 }
 
+nb::ndarray<nb::numpy, int32_t> largest(Program& program, int64_t start, int64_t stop) {
+  require(start >= 0 && start <= stop && stop <= program.hidden_rows(), "rows outside the hidden rows");
+  auto* ids = new int32_t[static_cast<size_t>(stop - start) + 1];
+  nb::capsule owner(ids, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+  {
+    nb::gil_scoped_release release;
+    program.largest(start, stop, ids);
+  }
+  return nb::ndarray<nb::numpy, int32_t>(ids, {static_cast<size_t>(stop - start)}, owner);
+}
+
 FloatRows hidden(nb::handle self) {
   const auto& program = nb::cast<const Program&>(self);
   const float* data = program.hidden();
@@ -222,6 +233,8 @@ void bind_program(nb::module_& m) {
            "Computes a batch; returns the number of hidden rows.")
       .def("logits", &logits, nb::arg("start"), nb::arg("stop"),
            "Logits [stop - start, vocab] of hidden rows: a view, valid until the next call.")
+      .def("largest", &largest, nb::arg("start"), nb::arg("stop"),
+           "The lowest id of the largest logit of hidden rows, int32 [stop - start], without making the logits.")
       .def("hidden", &hidden, "Hidden rows [rows, width] of the last run: a view, valid until the next run.")
       .def_prop_ro("buffer_bytes", &Program::buffer_bytes)
       .def("set_timing", &Program::set_timing, nb::arg("on"))

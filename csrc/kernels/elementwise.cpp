@@ -1,5 +1,6 @@
 #include "kernels/elementwise.h"
 
+#include "kernels/products_out.h"
 #include "kernels/quantise.h"
 #include "kernels/simd.h"
 
@@ -244,6 +245,7 @@ void evaluate(Function function, const float* x, int64_t count, float* out) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels;
-const ElementwiseKernels elementwise_kernels = {convert_rows, norm_rows, embed_row_f32, embed_row_bf16, evaluate};
+const ElementwiseKernels elementwise_kernels = {convert_rows,  norm_rows,      gated_tile, largest_tile,
+                                                embed_row_f32, embed_row_bf16, evaluate};
 
 }  // namespace noria::NORIA_ISA

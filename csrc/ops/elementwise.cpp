@@ -44,15 +44,7 @@ void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, Act
 
 // The targets from a row on.
 void locate(int64_t row, const ActivationSpec* specs, ActivationBuffer* const* out, int count, RowTarget* targets) {
-  for (int t = 0; t < count; ++t) {
-    const ActivationSpec& spec = specs[t];
-    targets[t].spec = spec;
-    targets[t].row_bytes = spec.row_bytes();
-    targets[t].data = out[t]->data.as<char>() + row * targets[t].row_bytes;
-    if (spec.group == 0) continue;
-    targets[t].scales = out[t]->scales.as<float>() + row * spec.groups();
-    targets[t].sums = out[t]->sums.as<int32_t>() + row * spec.sums();
-  }
+  for (int t = 0; t < count; ++t) targets[t] = target_at(specs[t], *out[t], row, 0);
 }
 
 // A row of floats per thread, kept for the next call.
@@ -82,6 +74,22 @@ Activations ActivationBuffer::view(const ActivationSpec& spec, int64_t first, in
   x.scales = scales.as<float>() + first * spec.groups();
   x.sums = sums.as<int32_t>() + first * spec.sums();
   return x;
+}
+
+RowTarget target_at(const ActivationSpec& spec, ActivationBuffer& buffer, int64_t row, int64_t column) {
+  RowTarget target;
+  target.spec = spec;
+  target.row_bytes = spec.row_bytes();
+  target.data = buffer.data.as<char>() + row * target.row_bytes + column * target.row_bytes / spec.stride();
+  if (spec.group == 0) return target;
+  target.scales = buffer.scales.as<float>() + row * spec.groups() + column / spec.group;
+  target.sums = buffer.sums.as<int32_t>() + row * spec.sums() + column / spec.group;
+  return target;
+}
+
+bool fits_tiles(const ActivationSpec& spec) {
+  if (spec.k % 64) return false;
+  return spec.format == Format::bf16 || (spec.format == Format::s8 && (spec.group == 32 || spec.group == 64));
 }
 
 void convert(Pool& pool, const float* x, int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out,

@@ -14,6 +14,12 @@ struct ActivationBuffer {
   Activations view(const ActivationSpec& spec, int64_t first, int64_t rows) const;
 };
 
+struct RowTarget;  // kernels/elementwise.h
+// The rows of a buffer from a row and a column on (a multiple of 64).
+RowTarget target_at(const ActivationSpec& spec, ActivationBuffer& buffer, int64_t row, int64_t column);
+// Whether whoever makes a value 64 columns at a time can write it in this form: no group reaches beyond them.
+bool fits_tiles(const ActivationSpec& spec);
+
 // x [rows][width] → one or more formats. The f32 format is a copy with a padded stride.
 void convert(Pool& pool, const float* x, int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out,
              int count);

@@ -7,7 +7,9 @@
 #include <stdexcept>
 
 #include "core/isa.h"
+#include "kernels/elementwise.h"
 #include "kernels/linear.h"
+#include "ops/elementwise.h"
 
 namespace noria {
 namespace {
@@ -127,6 +129,31 @@ bool streams(const LinearArgs& args, int64_t rows) {
          reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
 }
 
+// A panel of the head, of which only the largest logits are wanted.
+void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end, int thread) {
+  const PackedWeight& weight = *args.parts[0];
+  alignas(64) float product[kMaxTileRows * kPanel];
+  ProductTile tile = panel_tile(weight, panel);
+  tile.out = product;
+  LargestTile out;
+  out.product = product;
+  out.first = static_cast<int32_t>(panel * kPanel);
+  out.columns = static_cast<int>(std::min<int64_t>(kPanel, weight.n - panel * kPanel));
+  out.scale = args.scale;
+  out.softcap = args.softcap;
+  const auto run = product_kernel(kernels, weight);
+  const auto keep = noria::kernels().elementwise->largest_tile;
+  each_tile(begin, end, tile_rows(kernels, weight), [&](int64_t first, int rows, int64_t index, int64_t count) {
+    set_rows(tile, args.x[args.x_of_part[0]], first, rows);
+    set_ahead(tile, index, count);
+    run(tile);
+    out.rows = rows;
+    out.largest = args.largest + thread * args.largest_stride + first;
+    out.ids = args.largest_ids + thread * args.largest_stride + first;
+    keep(out);
+  });
+}
+
 void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
   int part = 0;
   int64_t column = 0;  // first output of the part
@@ -175,6 +202,13 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
   const int most = std::min(tile_rows(kernels, *args.gate), tile_rows(kernels, *args.up));
   const auto run_gate = product_kernel(kernels, *args.gate), run_up = product_kernel(kernels, *args.up);
+  GatedTile into;
+  into.gate = gate_product;
+  into.up = up_product;
+  into.gate_bias = epilogue.gate_bias;
+  into.up_bias = epilogue.up_bias;
+  into.function = args.activation == Activation::silu ? Function::silu : Function::gelu_tanh;
+  const auto convert = noria::kernels().elementwise->gated_tile;
   each_tile(begin, end, most, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(gate, *args.gate_x, first, rows);
     set_rows(up, *args.up_x, first, rows);
@@ -182,6 +216,12 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
     set_ahead(up, index, count);
     run_gate(gate);
     run_up(up);
+    if (args.form) {
+      into.rows = rows;
+      into.target = target_at(args.form_spec, *args.form, first, panel * kPanel);
+      convert(into);
+      return;
+    }
     epilogue.rows = rows;
     epilogue.out = args.out + first * args.out_stride + panel * kPanel;
     finish(epilogue);
@@ -189,10 +229,10 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
 }
 
 template <class Panel> void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, Panel panel) {
-  pool.run(c.tasks(), [&](int64_t task, int) {
+  pool.run(c.tasks(), [&](int64_t task, int thread) {
     const int64_t block = task % c.row_blocks, first = task / c.row_blocks * c.panels_per_task;
     for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
-      panel(p, c.first_row(block), c.first_row(block + 1));
+      panel(p, c.first_row(block), c.first_row(block + 1), thread);
     if (kernels.products->done) kernels.products->done();
     std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores are ordered by nothing less
   });
@@ -215,8 +255,10 @@ void linear(Pool& pool, const LinearArgs& args) {
     most = std::max(most, tile_rows(table, *args.parts[i]));
   }
   if (rows == 0) return;
-  run_tasks(pool, table, cut(rows, panels, bytes, k, most, pool.threads()), [&](int64_t panel, int64_t begin, int64_t end) {
-    linear_panel(table, args, panel, begin, end);
+  const Cut c = cut(rows, panels, bytes, k, most, pool.threads());
+  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int thread) {
+    if (args.largest) largest_panel(table, args, panel, begin, end, thread);
+    else linear_panel(table, args, panel, begin, end);
   });
 }
 
@@ -231,7 +273,9 @@ void gated_linear(Pool& pool, const GatedLinearArgs& args) {
   const int64_t bytes = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
   const int most = tile_rows(table, *args.gate);
   const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, most, pool.threads());
-  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end) { gated_panel(table, args, panel, begin, end); });
+  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int) {
+    gated_panel(table, args, panel, begin, end);
+  });
 }
 
 }  // namespace noria

@@ -20,6 +20,7 @@ PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* m
 ActivationSpec wanted(const PackedWeight& weight);
 
 enum class Activation : uint8_t { silu, gelu_tanh };
+struct ActivationBuffer;  // ops/elementwise.h
 
 // out[:, part by part] = residual + softcap * tanh(scale * (x @ part.T + bias) / softcap)
 struct LinearArgs {
@@ -33,6 +34,12 @@ struct LinearArgs {
   int64_t out_stride = 0;
   float scale = 1.0f;                    // logits: applied before the soft cap
   float softcap = 0.0f;                  // 0: none
+  // Instead of `out`: each row's largest result and the lowest output that holds it, among those that a thread computed:
+  // [threads][largest_stride] both, filled with kNoLogit and 0 (kernels/elementwise.h) before. For one part, without bias
+  // and residual.
+  float* largest = nullptr;
+  int32_t* largest_ids = nullptr;
+  int64_t largest_stride = 0;
 };
 // Throws std::invalid_argument if an activation is not what its part wants; allocates nothing.
 void linear(Pool& pool, const LinearArgs& args);
@@ -48,6 +55,8 @@ struct GatedLinearArgs {
   Activation activation = Activation::silu;
   float* out = nullptr;                  // [rows][out_stride]
   int64_t out_stride = 0;
+  ActivationBuffer* form = nullptr;      // instead of `out`: the result in form_spec, which fits_tiles (ops/elementwise.h)
+  ActivationSpec form_spec;
 };
 void gated_linear(Pool& pool, const GatedLinearArgs& args);
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "kernels/elementwise.h"
+
 namespace noria {
 
 namespace {
@@ -53,7 +55,12 @@ void Program::allocate() {
   for (int64_t width : plan_.float_widths)
     float_buffers_.emplace_back(static_cast<size_t>(limits_.max_tokens * width) * sizeof(float));
   for (const ActivationSpec& spec : plan_.activations) activation_buffers_.emplace_back(spec, limits_.max_tokens);
-  if (graph_.head) logits_ = Buffer(static_cast<size_t>(limits_.max_outputs * graph_.head->n) * sizeof(float));
+  if (graph_.head) {
+    logits_ = Buffer(static_cast<size_t>(limits_.max_outputs * graph_.head->n) * sizeof(float));
+    const size_t rows = static_cast<size_t>(pool_.threads() * limits_.max_tokens);
+    largest_ = Buffer(rows * sizeof(float));
+    largest_ids_ = Buffer(rows * sizeof(int32_t));
+  }
   size_t most = 1;
   for (const ValuePlan& value : plan_.values) most = std::max(most, value.forms.size());
   views_.resize(most);
@@ -76,7 +83,7 @@ void Program::clear_times() {
 }
 
 int64_t Program::buffer_bytes() const {
-  size_t bytes = logits_.bytes();
+  size_t bytes = logits_.bytes() + largest_.bytes() + largest_ids_.bytes();
   for (const Buffer& buffer : float_buffers_) bytes += buffer.bytes();
   for (const ActivationBuffer& buffer : activation_buffers_)
     bytes += buffer.data.bytes() + buffer.scales.bytes() + buffer.sums.bytes();
@@ -172,8 +179,14 @@ void Program::run_op(const GatedLinearOp& op, const OpPlan& plan, const BatchVie
   args.gate_bias = op.gate_bias;
   args.up_bias = op.up_bias;
   args.activation = op.activation;
-  args.out = floats(op.out);
-  args.out_stride = width_of(op.out);
+  if (plan.converts_self) {
+    list_targets(op.out, plan);
+    args.form = targets_[0];
+    args.form_spec = target_specs_[0];
+  } else {
+    args.out = floats(op.out);
+    args.out_stride = width_of(op.out);
+  }
   gated_linear(pool_, args);
 }
 
@@ -213,13 +226,11 @@ const float* Program::hidden() const {
   return float_buffers_[static_cast<size_t>(plan_.values[static_cast<size_t>(graph_.hidden)].buffer)].as<float>();
 }
 
-const float* Program::logits(int64_t start, int64_t stop) {
+LinearArgs Program::head_args(int64_t start, int64_t stop) {
   if (!graph_.head) throw std::invalid_argument("this graph has no head");
-  if (start < 0 || stop < start || stop > hidden_rows_ || stop - start > limits_.max_outputs)
+  if (start < 0 || stop < start || stop > hidden_rows_)
     throw std::invalid_argument("rows " + std::to_string(start) + "…" + std::to_string(stop) + " of " +
-                                std::to_string(hidden_rows_) + " hidden rows, at most " +
-                                std::to_string(limits_.max_outputs) + " at once");
-  if (start == stop) return logits_.as<float>();
+                                std::to_string(hidden_rows_) + " hidden rows");
   pool_.begin_step();
   view_operands(graph_.hidden, plan_.head, start, stop - start);
   LinearArgs args;
@@ -227,12 +238,40 @@ const float* Program::logits(int64_t start, int64_t stop) {
   args.x_of_part = plan_.head.of_part.data();
   args.parts = &graph_.head;
   args.part_count = 1;
-  args.out = logits_.as<float>();
-  args.out_stride = graph_.head->n;
   args.scale = graph_.logit_scale;
   args.softcap = graph_.logit_softcap;
-  timed(times_.size() - 1, stop - start, [&] { linear(pool_, args); });
+  return args;
+}
+
+const float* Program::logits(int64_t start, int64_t stop) {
+  if (stop - start > limits_.max_outputs)
+    throw std::invalid_argument("logits of " + std::to_string(stop - start) + " hidden rows; at most " +
+                                std::to_string(limits_.max_outputs) + " at once");
+  LinearArgs args = head_args(start, stop);
+  args.out = logits_.as<float>();
+  args.out_stride = graph_.head->n;
+  if (start != stop) timed(times_.size() - 1, stop - start, [&] { linear(pool_, args); });
   return logits_.as<float>();
+}
+
+void Program::largest(int64_t start, int64_t stop, int32_t* ids) {
+  LinearArgs args = head_args(start, stop);
+  const int64_t rows = stop - start;
+  args.largest = largest_.as<float>();
+  args.largest_ids = largest_ids_.as<int32_t>();
+  args.largest_stride = limits_.max_tokens;
+  std::fill_n(args.largest, pool_.threads() * limits_.max_tokens, kNoLogit);
+  std::fill_n(args.largest_ids, pool_.threads() * limits_.max_tokens, 0);
+  if (rows) timed(times_.size() - 1, rows, [&] { linear(pool_, args); });
+  for (int64_t row = 0; row < rows; ++row) {
+    float most = args.largest[row];
+    ids[row] = args.largest_ids[row];
+    for (int64_t at = row + limits_.max_tokens; at < pool_.threads() * limits_.max_tokens; at += limits_.max_tokens) {
+      if (args.largest[at] < most || (args.largest[at] == most && args.largest_ids[at] >= ids[row])) continue;
+      most = args.largest[at];
+      ids[row] = args.largest_ids[at];
+    }
+  }
 }
 
 // ---------------------------------------------------------------------------------------------------- views

@@ -36,6 +36,8 @@ class Program {
   int64_t run(const BatchView& batch, int64_t table_rows, KvCache* cache);
   // Logits [stop - start][vocab] of hidden rows of the last run; valid until the next call.
   const float* logits(int64_t start, int64_t stop);
+  // The lowest id of the largest logit of each of these rows, as Sampler would take it, without making the logits.
+  void largest(int64_t start, int64_t stop, int32_t* ids);
   // Hidden rows [rows][width] of the last run; valid until the next run.
   const float* hidden() const;
   int64_t hidden_rows() const { return hidden_rows_; }
@@ -56,6 +58,7 @@ class Program {
   void check_cache(const KvCache* cache) const;
   void execute(size_t index, const BatchView& batch, KvCache* cache);
   void convert_result(size_t index);
+  LinearArgs head_args(int64_t start, int64_t stop);
   template <class F> void timed(size_t entry, int64_t rows, F&& work);
 
   void run_op(const EmbedOp& op, const OpPlan& plan, const BatchView& batch, KvCache* cache);
@@ -80,6 +83,7 @@ class Program {
   std::vector<Buffer> float_buffers_;
   std::vector<ActivationBuffer> activation_buffers_;
   Buffer logits_;
+  Buffer largest_, largest_ids_;  // [threads][max_tokens]
   AttentionScratch scratch_;
   int64_t tokens_ = 0, outputs_ = 0, hidden_rows_ = 0;
 

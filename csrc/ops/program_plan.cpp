@@ -89,13 +89,19 @@ class Planner {
   void decide_conversion(int i) {
     const int out = output_of(graph_.ops[size(i)]);
     OpPlan& op = plan_.ops[size(i)];
-    op.converts_self = std::holds_alternative<NormOp>(graph_.ops[size(i)]);
     for (size_t f = 0; f < value(out).forms.size(); ++f)
       if (!floats_serve(value(out).forms[f].spec)) op.converted.push_back(static_cast<int>(f));
-    // Everything but a norm writes float rows, from which the forms are then converted.
+    op.converts_self = std::holds_alternative<NormOp>(graph_.ops[size(i)]) || writes_form(i, value(out));
+    // All others write float rows, from which the forms are then converted.
     if (!op.converts_self) value(out).floats = true;
     value(out).last_read = std::max(value(out).last_read, i);
     for (Form& form : value(out).forms) form.last_read = std::max(form.last_read, i);
+  }
+
+  // A gated product makes its result 64 columns at a time: the only form that is read of it, if it fits there.
+  bool writes_form(int i, const ValuePlan& out) const {
+    return std::holds_alternative<GatedLinearOp>(graph_.ops[size(i)]) && !out.floats && out.forms.size() == 1 &&
+           fits_tiles(out.forms[0].spec);
   }
 
   // ---- buffers, in execution order

@@ -31,7 +31,7 @@ struct Operands {
 
 struct OpPlan {
   Operands operands;          // products only
-  bool converts_self = false; // the op writes its result's forms itself (a norm)
+  bool converts_self = false; // the op writes its result's forms itself (a norm, mostly a gated product)
   std::vector<int> converted; // forms of the result that have a buffer: what to convert it into
 };
 

@@ -108,6 +108,30 @@ def test_rows_side_by_side(tiny: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_greedy_rows_among_others(tiny: Path, backend: str) -> None:
+    """Rows of which only the largest logit is wanted go apart; each row's results are its own, in the plan's order."""
+    asked: list[dict[str, Any]] = [{"logprobs": 2}, {}, {"temperature": 0.8, "seed": 3}, {}, {"logprobs": 0}]
+    alone = Worker(options(tiny / "llama", backend, 256))
+    expected = [generate(alone, [50], 4, slot, **params) for slot, params in enumerate(asked)]
+    together = Worker(options(tiny / "llama", backend, 256))
+    admitted = tuple(admit(slot, PROMPT, range(1 + 8 * slot, 9 + 8 * slot), **p) for slot, p in enumerate(asked))
+    for step in range(4):
+        rows = [(slot, 49 + step, 1, True) if step else (slot, 0, 50, True) for slot in (3, 0, 2, 1, 4)]
+        result = together.execute(plan(step, rows, admitted=admitted if step == 0 else ()))
+        assert result.slots.tolist() == [3, 0, 2, 1, 4]
+        assert result.tokens.tolist() == [int(expected[slot][step].tokens[0]) for slot in (3, 0, 2, 1, 4)]
+        assert result.logprobs is not None
+        for row, slot in ((1, 0), (4, 4)):
+            one = expected[slot][step].logprobs
+            assert one is not None
+            width = one.top.shape[1]
+            assert result.logprobs.chosen[row] == one.chosen[0]
+            assert result.logprobs.ranks[row] == one.ranks[0] >= 1
+            assert result.logprobs.top_ids[row, :width].tolist() == one.top_ids[0].tolist()
+        assert result.logprobs.ranks[[0, 2, 3]].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_appended_and_copied_blocks(tiny: Path, backend: str) -> None:
     worker = Worker(options(tiny / "llama", backend))
     alone = tokens(generate(worker, [64], 4))

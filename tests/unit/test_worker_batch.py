@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -55,6 +58,38 @@ def test_batch_of_mixed_rows() -> None:
     compare(prepared, p, slots)
     assert prepared.sampled.tolist() == [4]
     assert prepared.output_positions.tolist() == [2]  # 9 known tokens, 7 of them prompt
+
+
+def test_rows_that_take_the_largest_logit_come_first() -> None:
+    slots = Slots(6, 64, 8, 32)
+    asked: list[dict[str, Any]] = [
+        {}, {"temperature": 0.7}, {"logprobs": 0}, {"logit_bias": {3: 1.0}}, {"presence_penalty": 0.5}, {}
+    ]  # fmt: skip
+    admitted = tuple(admit(slot, [1, 2], [slot], **made) for slot, made in enumerate(asked))
+    slots.apply(plan(0, [], admitted=admitted))
+    rows = [(3, 0, 2, True), (1, 0, 2, True), (5, 0, 1, False), (0, 0, 2, True), (4, 0, 2, True), (2, 0, 2, True)]
+    p = plan(1, rows)
+    prepared = prepare(p, slots, LIMITS)
+    assert prepared.sampled.tolist() == [3, 1, 0, 4, 2]
+    assert prepared.greedy == 1
+    assert prepared.order.tolist() == [2, 0, 1, 3, 4]
+    assert prepared.batch.output_rows.tolist() == [6, 1, 3, 8, 10]
+    assert prepare(plan(2, [(5, 0, 2, True), (0, 0, 2, True)]), slots, LIMITS).greedy == 2
+
+
+def test_end_tokens_are_ruled_out_before_min_tokens_only() -> None:
+    slots = Slots(6, 64, 8, 32)
+    admitted = tuple(
+        replace(admit(slot, [1, 2], [slot], min_tokens=2, max_tokens=9), stop_ids=stop_ids)
+        for slot, stop_ids in enumerate([(7,), ()])
+    )
+    slots.apply(plan(0, [], admitted=admitted))
+    found = []
+    for step in range(1, 4):
+        rows = [(slot, int(slots.known[slot]) - 1, 1, True) for slot in (0, 1)]
+        found.append(prepare(plan(step, rows), slots, LIMITS).greedy)
+        slots.append_tokens(int32(0, 1), int32(5, 5))
+    assert found == [1, 1, 2]
 
 
 def test_random_plans_against_the_loop() -> None:

@@ -411,6 +411,11 @@ class Program(Protocol):
         At most `limits.max_outputs` rows at once."""
         ...
 
+    def largest(self, start: int, stop: int) -> Int32:
+        """Of each of these rows the lowest id of the largest logit: what a `Sampler` takes where nothing else is
+        asked. A backend need not make the logits for it."""
+        ...
+
 
 class Backend(Protocol):
     """A device with its ops."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noria.backends.base import Batch, Limits
 from noria.errors import BackendError
@@ -41,11 +42,16 @@ class Prepared:
     Attributes:
         sampled: [sampled] slots, in plan order; they are the first output rows.
         output_positions: [sampled] index in each request's output of the token to be drawn.
+        order: [sampled] which of these each output row is: those whose token is merely that of the largest logit come
+            first.
+        greedy: how many those are.
     """
 
     batch: Batch
     sampled: Int32
     output_positions: Int32
+    order: NDArray[np.intp]
+    greedy: int
     prompts: tuple[PromptRows, ...]
 
 
@@ -64,7 +70,11 @@ def prepare(plan: StepPlan, slots: Slots, limits: Limits) -> Prepared:
     positions = np.arange(total, dtype=np.int32) + np.repeat(plan.starts - starts[:-1], plan.counts)
     block, offset = np.divmod(positions, np.int32(slots.block_size))
     sampled = np.flatnonzero(plan.sample)
-    output_rows = starts[1:][sampled] - np.int32(1)
+    chosen = plan.slots[sampled]
+    output_positions = slots.known[chosen] - slots.prompt_lengths[chosen]
+    drawn = output_positions < slots.greedy_from[chosen]
+    order = np.argsort(drawn, kind="stable")
+    output_rows = starts[1:][sampled[order]] - np.int32(1)
     prompts = _prompt_rows(plan, slots, len(sampled)) if plan.prompt_logprobs else ()
     if prompts:
         output_rows = np.concatenate([output_rows, *_scored_rows(plan, starts, prompts)])
@@ -78,8 +88,7 @@ def prepare(plan: StepPlan, slots: Slots, limits: Limits) -> Prepared:
         block_tables=slots.block_tables,
         output_rows=output_rows.astype(np.int32, copy=False),
     )
-    chosen = plan.slots[sampled]
-    return Prepared(batch, chosen, slots.known[chosen] - slots.prompt_lengths[chosen], prompts)
+    return Prepared(batch, chosen, output_positions, order, len(order) - int(np.count_nonzero(drawn)), prompts)
 
 
 def check(plan: StepPlan, slots: Slots, limits: Limits) -> None:

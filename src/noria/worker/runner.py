@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noria.backends.base import Cache, Limits, Program, Sampler, SlotSampling
-from noria.plan import PromptLogProbs, StepPlan, StepResult, StepTimings, TokenLogProbs
+from noria.plan import Int32, PromptLogProbs, StepPlan, StepResult, StepTimings, TokenLogProbs
 from noria.worker.batch import Prepared, PromptRows, prepare
 from noria.worker.slots import Slots
+
+Rows = NDArray[np.intp]
 
 
 class Runner:
@@ -64,51 +67,53 @@ class Runner:
         if len(plan.copies):
             self._cache.copy_blocks(plan.copies)
 
-    def _sample(self, prepared: Prepared) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]], TokenLogProbs | None]:
-        """Draws a token for each sampled row, at most `max_outputs` rows of logits at a time."""
-        slots, positions = prepared.sampled, prepared.output_positions
-        step = self._limits.max_outputs
-        tokens = np.empty(len(slots), np.int32)
-        parts: list[tuple[int, TokenLogProbs | None]] = []
-        for start in range(0, len(slots), step):
-            stop = min(start + step, len(slots))
+    def _sample(self, prepared: Prepared) -> tuple[Int32, TokenLogProbs | None]:
+        """A token for each sampled row. Logits are only made where more is asked than which is the largest, and at most
+        `max_outputs` rows of them at a time."""
+        count, greedy, order = len(prepared.sampled), prepared.greedy, prepared.order
+        tokens = np.empty(count, np.int32)
+        if greedy:
+            tokens[order[:greedy]] = self._program.largest(0, greedy)
+        parts: list[tuple[Rows, TokenLogProbs | None]] = []
+        for start in range(greedy, count, self._limits.max_outputs):
+            stop = min(start + self._limits.max_outputs, count)
+            rows = order[start:stop]
             logits = self._program.logits(start, stop)
-            tokens[start:stop], logprobs = self._sampler.sample(logits, slots[start:stop], positions[start:stop])
-            parts.append((stop - start, logprobs))
-        return tokens, join_logprobs(parts)
+            tokens[rows], logprobs = self._sampler.sample(
+                logits, prepared.sampled[rows], prepared.output_positions[rows]
+            )
+            parts.append((rows, logprobs))
+        return tokens, join_logprobs(parts, count)
 
     def _score(self, rows: PromptRows) -> PromptLogProbs:
-        parts: list[tuple[int, TokenLogProbs | None]] = []
-        for at in range(0, len(rows.targets), self._limits.max_outputs):
+        parts: list[tuple[Rows, TokenLogProbs | None]] = []
+        count = len(rows.targets)
+        for at in range(0, count, self._limits.max_outputs):
             targets = rows.targets[at : at + self._limits.max_outputs]
             start = rows.start + at
             logits = self._program.logits(start, start + len(targets))
-            parts.append((len(targets), self._sampler.score(logits, targets, rows.k)))
-        values = join_logprobs(parts)
+            parts.append((np.arange(at, at + len(targets)), self._sampler.score(logits, targets, rows.k)))
+        values = join_logprobs(parts, count)
         assert values is not None
         return PromptLogProbs(rows.slot, rows.first, rows.targets, values)
 
 
-def join_logprobs(parts: list[tuple[int, TokenLogProbs | None]]) -> TokenLogProbs | None:
-    """Log-probabilities of slices, one after the other. A slice in which no row asked (None, with its row count) is
-    filled with log-probability 0, rank 0 and no alternatives; None if all are."""
-    held = [part for _, part in parts if part is not None]
-    if len(parts) == len(held) == 1:
-        return held[0]
+def join_logprobs(parts: list[tuple[Rows, TokenLogProbs | None]], rows: int) -> TokenLogProbs | None:
+    """Log-probabilities of `rows` rows from those of parts of them, each with the indices of its rows. Rows of no part,
+    or of one in which none asked (None), are filled with log-probability 0, rank 0 and no alternatives; None if no row
+    asked."""
+    held = [(at, part) for at, part in parts if part is not None]
     if not held:
         return None
-    rows, k = sum(count for count, _ in parts), max(part.top.shape[1] for part in held)
+    k = max(part.top.shape[1] for _, part in held)
     out = TokenLogProbs(
         np.zeros(rows, np.float32),
         np.zeros(rows, np.int32),
         np.full((rows, k), -1, np.int32),
         np.zeros((rows, k), np.float32),
     )
-    at = 0
-    for count, part in parts:
-        if part is not None:
-            width = part.top.shape[1]
-            out.chosen[at : at + count], out.ranks[at : at + count] = part.chosen, part.ranks
-            out.top_ids[at : at + count, :width], out.top[at : at + count, :width] = part.top_ids, part.top
-        at += count
+    for at, part in held:
+        width = part.top.shape[1]
+        out.chosen[at], out.ranks[at] = part.chosen, part.ranks
+        out.top_ids[at, :width], out.top[at, :width] = part.top_ids, part.top
     return out

@@ -15,6 +15,7 @@ from noria.errors import BackendError
 from noria.plan import Admission, Int32, StepPlan
 
 _FIRST_CAPACITY = 1024  # tokens per slot that the token table starts with
+_NEVER = np.iinfo(np.int32).max
 
 
 class Slots:
@@ -30,6 +31,8 @@ class Slots:
         known: [slots] tokens known of each row (prompt and output); 0 where the slot is free.
         prompt_lengths: [slots].
         prompt_logprobs: [slots] alternatives wanted beside each prompt token; -1: none are wanted.
+        greedy_from: [slots] index in each row's output from which on its tokens are those of the largest logits, and
+            nothing else is asked about them.
         block_counts: [slots] blocks in each row's table.
         block_tables: [slots, most blocks of a row], C-contiguous; the kernels read it in place.
     """
@@ -41,6 +44,7 @@ class Slots:
         self.known: Int32 = np.zeros(slots, np.int32)
         self.prompt_lengths: Int32 = np.zeros(slots, np.int32)
         self.prompt_logprobs: Int32 = np.full(slots, -1, np.int32)
+        self.greedy_from: Int32 = np.full(slots, _NEVER, np.int32)
         self.block_counts: Int32 = np.zeros(slots, np.int32)
         # Zeroed memory is not touched before it is written: rows cost what they hold, not what they might hold.
         self.block_tables: Int32 = np.zeros((slots, -(-max_model_len // block_size)), np.int32)
@@ -93,6 +97,7 @@ class Slots:
         self.prompt_lengths[slot] = admission.prompt_length
         wanted = admission.params.prompt_logprobs
         self.prompt_logprobs[slot] = -1 if wanted is None else wanted
+        self.greedy_from[slot] = _greedy_from(admission)
         self._check_blocks(admission.block_ids)
         if blocks > self.block_tables.shape[1]:
             raise BackendError(f"slot {slot} has {blocks} blocks; {self.block_tables.shape[1]} are possible")
@@ -146,3 +151,12 @@ class Slots:
         used = np.flatnonzero(self.known)
         wider[used, :held] = self._tokens[used]
         self._tokens = wider
+
+
+def _greedy_from(admission: Admission) -> int:
+    params = admission.params
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    if not params.greedy or params.logprobs is not None or params.logit_bias or penalties != (1.0, 0.0, 0.0):
+        return _NEVER
+    # Before min_tokens, end tokens are passed over.
+    return params.min_tokens if admission.stop_ids else 0

@@ -25,7 +25,7 @@ from noria.backends.base import (
 )
 from noria.backends.cpu.cache import CpuCache
 from noria.errors import BackendError
-from noria.plan import Float32
+from noria.plan import Float32, Int32
 
 _RANKS = {"block_tables": 2}  # of the batch's arrays; all others have one dimension
 
@@ -83,6 +83,13 @@ class CpuProgram:
         """Logits [stop - start, vocab] of hidden rows of the last run: a view, valid until the next call."""
         try:
             return cast(Float32, self._native.logits(start, stop))
+        except ValueError as error:
+            raise BackendError(str(error)) from error
+
+    def largest(self, start: int, stop: int) -> Int32:
+        """The lowest id of the largest logit of hidden rows of the last run [stop - start]; no logits are stored."""
+        try:
+            return cast(Int32, self._native.largest(start, stop))
         except ValueError as error:
             raise BackendError(str(error)) from error
 

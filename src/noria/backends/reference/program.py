@@ -24,7 +24,7 @@ from noria.backends.base import (
 from noria.backends.reference import ops
 from noria.backends.reference.cache import ReferenceCache
 from noria.errors import BackendError
-from noria.plan import Float32
+from noria.plan import Float32, Int32
 
 
 class ReferenceProgram:
@@ -48,13 +48,21 @@ class ReferenceProgram:
 
     def logits(self, start: int, stop: int) -> Float32:
         """Logits [stop - start, vocab] of hidden rows start … stop - 1 of the last run."""
+        if stop - start > self.limits.max_outputs:
+            raise BackendError(f"logits of {stop - start} hidden rows, at most {self.limits.max_outputs} at once")
+        return self._logits(start, stop)
+
+    def largest(self, start: int, stop: int) -> Int32:
+        """The lowest id of the largest logit of hidden rows start … stop - 1 of the last run."""
+        ids: Int32 = self._logits(start, stop).argmax(axis=1).astype(np.int32)
+        return ids
+
+    def _logits(self, start: int, stop: int) -> Float32:
         head = self.graph.head
         if head is None:
             raise BackendError("this graph has no head")
-        if not 0 <= start <= stop <= len(self._hidden) or stop - start > self.limits.max_outputs:
-            raise BackendError(
-                f"rows {start}…{stop} of {len(self._hidden)} hidden rows, at most {self.limits.max_outputs}"
-            )
+        if not 0 <= start <= stop <= len(self._hidden):
+            raise BackendError(f"rows {start}…{stop} of {len(self._hidden)} hidden rows")
         logits = ops.product(self._hidden[start:stop], head) * self.graph.logit_scale
         cap = self.graph.logit_softcap
         return ops.narrow(cap * np.tanh(logits / cap) if cap else logits)
