@@ -37,14 +37,16 @@ float sum_of_squares(const float* x, int64_t width) {
 }
 
 float largest_size(const float* x, int64_t width) {
-  Vf a = zero(), b = zero();
+  Vf a = zero(), b = zero(), c = zero(), d = zero();
   int64_t i = 0;
-  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
-    a = max(abs(load(x + i)), a);
-    b = max(abs(load(x + i + kLanes)), b);
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    a = larger_size(load(x + i), a);
+    b = larger_size(load(x + i + kLanes), b);
+    c = larger_size(load(x + i + 2 * kLanes), c);
+    d = larger_size(load(x + i + 3 * kLanes), d);
   }
-  for_lanes(width - i, [&](int64_t j, int n) { a = max(abs(load_n(x + i + j, n)), a); });
-  return reduce_max(max(a, b));
+  for_lanes(width - i, [&](int64_t j, int n) { a = larger_size(load_n(x + i + j, n), a); });
+  return reduce_max(max(max(a, b), max(c, d)));
 }
 
 // Codes of one group; returns their sum.
@@ -95,17 +97,37 @@ void quantise_row(const float* x, int64_t width, const RowTarget& target) {
   std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
 }
 
-// Below this a row counts as zero: 32384 / max|x| would leave float32.
-constexpr float kSmallestWide = 1e-34f;
-
-// Two bytes per value (Format::s16), one scale per row.
-void quantise_wide_row(const float* x, int64_t width, const RowTarget& target) {
+// Two bytes per value (Format::s16), one scale per row, whose largest size is known.
+#if defined(__AVX512VNNI__)
+void quantise_wide_row(const float* x, int64_t width, float largest, const RowTarget& target) {
   auto* high = static_cast<uint8_t*>(target.data);
   uint8_t* low = high + target.spec.stride();
-  const float largest = largest_size(x, width);
-  const bool empty = largest < kSmallestWide;
-  const Vf factor = set1(empty ? 0.0f : kMostWide / largest);
-  const Vf per_digit = set1(1.0f / kDigit), digit = set1(-kDigit);
+  const Scale scale = wide_scale_of(largest);
+  const Vf factor = set1(scale.inverse);
+  Vi high_sum = set1_int(0), low_sum = set1_int(0);
+  for (int64_t i = 0; i < width; i += kCodeRow) {
+    Vi code[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const int64_t at = i + v * kLanes, left = width - at;
+      code[v] = to_int(mul(left >= kLanes ? load(x + at) : left > 0 ? load_partial(x + at, static_cast<int>(left)) : zero(), factor));
+    }
+    const WideCodes codes = wide_codes(code[0], code[1], code[2], code[3]);
+    _mm512_storeu_si512(high + i, codes.high);
+    _mm512_storeu_si512(low + i, codes.low);
+    add_bytes(high_sum, codes.high);
+    add_bytes(low_sum, codes.low);
+  }
+  target.scales[0] = scale.scale;
+  target.sums[0] = reduce_add_int(high_sum);
+  target.sums[1] = reduce_add_int(low_sum);
+}
+#else
+void quantise_wide_row(const float* x, int64_t width, float largest, const RowTarget& target) {
+  auto* high = static_cast<uint8_t*>(target.data);
+  uint8_t* low = high + target.spec.stride();
+  const Scale scale = wide_scale_of(largest);
+  const Vf factor = set1(scale.inverse), per_digit = set1(1.0f / kDigit), digit = set1(-kDigit);
   Vi high_sum = set1_int(0), low_sum = set1_int(0);
   for_lanes(width, [&](int64_t i, int n) {
     const Vf code = round_even(mul(load_n(x + i, n), factor));
@@ -117,13 +139,14 @@ void quantise_wide_row(const float* x, int64_t width, const RowTarget& target) {
     n == kLanes ? store_low8(high + i, h) : store_low8_partial(high + i, h, n);
     n == kLanes ? store_low8(low + i, l) : store_low8_partial(low + i, l, n);
   });
-  target.scales[0] = empty ? 0.0f : largest / kMostWide;
+  target.scales[0] = scale.scale;
   target.sums[0] = reduce_add_int(high_sum);
   target.sums[1] = reduce_add_int(low_sum);
   const auto padding = static_cast<size_t>(target.spec.stride() - width);
   std::memset(high + width, 0, padding);
   std::memset(low + width, 0, padding);
 }
+#endif
 
 void copy_row(const float* x, int64_t width, const RowTarget& target) {
   auto* out = static_cast<float*>(target.data);
@@ -147,20 +170,26 @@ RowTarget target_of_row(const RowTarget& target, int64_t row) {
   return at;
 }
 
-void convert_row(const float* x, int64_t width, int64_t row, const RowTarget* targets, int count) {
-  for (int t = 0; t < count; ++t) {
-    const RowTarget target = target_of_row(targets[t], row);
-    switch (target.spec.format) {
-      case Format::f32: copy_row(x, width, target); break;
-      case Format::bf16: round_row(x, width, target); break;
-      case Format::s8: quantise_row(x, width, target); break;
-      case Format::s16: quantise_wide_row(x, width, target); break;
-    }
+// `size`: the row's largest.
+void convert_row(const float* x, int64_t width, float size, const RowTarget& target) {
+  switch (target.spec.format) {
+    case Format::f32: copy_row(x, width, target); break;
+    case Format::bf16: round_row(x, width, target); break;
+    case Format::s8: quantise_row(x, width, target); break;
+    case Format::s16: quantise_wide_row(x, width, size, target); break;
   }
 }
 
 void convert_rows(const float* x, int64_t rows, int64_t width, const RowTarget* targets, int count) {
-  for (int64_t row = 0; row < rows; ++row) convert_row(x + row * width, width, row, targets, count);
+  bool sized = false;
+  for (int t = 0; t < count; ++t) sized = sized || targets[t].spec.format == Format::s16;
+  for (int64_t first = 0; first < rows; first += kNormRows) {
+    const int64_t end = rows - first < kNormRows ? rows : first + kNormRows;
+    float sizes[kNormRows] = {};
+    for (int64_t row = first; sized && row < end; ++row) sizes[row - first] = largest_size(x + row * width, width);
+    for (int64_t row = first; row < end; ++row)
+      for (int t = 0; t < count; ++t) convert_row(x + row * width, width, sizes[row - first], target_of_row(targets[t], row));
+  }
 }
 
 // A norm of one row, yielded a vector at a time.
@@ -190,29 +219,52 @@ bool norm_into(const NormedRow& row, int64_t width, const RowTarget& target) {
   return true;
 }
 
-// Sums of squares of a few rows are taken before the first of them is written: the additions of one would else wait for
-// each other, and all that follows for them.
-constexpr int kNormRows = 4;
+// Writes a row's norm and returns its largest size.
+float norm_floats(const NormedRow& row, int64_t width, float* out) {
+  Vf a = zero(), b = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    const Vf p = row.whole(i), q = row.whole(i + kLanes);
+    store(out + i, p);
+    store(out + i + kLanes, q);
+    a = larger_size(p, a);
+    b = larger_size(q, b);
+  }
+  for_lanes(width - i, [&](int64_t j, int n) {
+    const Vf v = n == kLanes ? row.whole(i + j) : row.part(i + j, n);
+    store_n(out + i + j, v, n);
+    a = larger_size(v, a);
+  });
+  return reduce_max(max(a, b));
+}
+
+// A few rows, each stage for all of them before the next: what one row's stage yields at its end, the next waits for.
+void norm_some(const NormArgs& args, int64_t first, int rows, const RowTarget* targets, int count) {
+  const int64_t width = args.width;
+  NormedRow row[kNormRows];
+  for (int r = 0; r < rows; ++r) {
+    const int64_t at = (first + r) * width;
+    const float mean = sum_of_squares(args.x + at, width) / static_cast<float>(width);
+    row[r] = {args.x + at, args.weight, args.residual ? args.residual + at : nullptr,
+              set1(1.0f / __builtin_sqrtf(mean + args.eps))};
+  }
+  float sizes[kNormRows];
+  bool done[kNormRows];
+  // The rows stay in the nearest cache between their norms and their conversions.
+  const auto floats = [&](int r) { return args.out ? args.out + (first + r) * width : args.scratch + r * width; };
+  for (int r = 0; r < rows; ++r) {
+    done[r] = !args.out && count == 1 && norm_into(row[r], width, target_of_row(targets[0], first + r));
+    if (!done[r]) sizes[r] = norm_floats(row[r], width, floats(r));
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (done[r]) continue;
+    for (int t = 0; t < count; ++t) convert_row(floats(r), width, sizes[r], target_of_row(targets[t], first + r));
+  }
+}
 
 void norm_rows(const NormArgs& args, int64_t rows, const RowTarget* targets, int count) {
-  const int64_t width = args.width;
-  for (int64_t first = 0; first < rows; first += kNormRows) {
-    const int some = static_cast<int>(rows - first < kNormRows ? rows - first : kNormRows);
-    float factors[kNormRows];
-    for (int r = 0; r < some; ++r) {
-      const float mean = sum_of_squares(args.x + (first + r) * width, width) / static_cast<float>(width);
-      factors[r] = 1.0f / __builtin_sqrtf(mean + args.eps);
-    }
-    for (int r = 0; r < some; ++r) {
-      const int64_t at = (first + r) * width;
-      const NormedRow row{args.x + at, args.weight, args.residual ? args.residual + at : nullptr, set1(factors[r])};
-      if (!args.out && count == 1 && norm_into(row, width, target_of_row(targets[0], first + r))) continue;
-      // The row stays in the nearest cache between its norm and its conversions.
-      float* out = args.out ? args.out + at : args.scratch;
-      for_lanes(width, [&](int64_t i, int n) { n == kLanes ? store(out + i, row.whole(i)) : store_partial(out + i, row.part(i, n), n); });
-      convert_row(out, width, first + r, targets, count);
-    }
-  }
+  for (int64_t first = 0; first < rows; first += kNormRows)
+    norm_some(args, first, static_cast<int>(rows - first < kNormRows ? rows - first : kNormRows), targets, count);
 }
 
 void embed_row_f32(const float* row, float scale, int64_t width, float* out) {

@@ -16,13 +16,15 @@ struct RowTarget {
 
 enum class Function : uint8_t { exp, sigmoid, tanh, silu, gelu_tanh };
 
+constexpr int kNormRows = 4;  // rows that norms take together
+
 // out = x / sqrt(mean(x²) + eps) * weight (+ residual).
 struct NormArgs {
   const float* x = nullptr;         // [rows][width]
   const float* weight = nullptr;    // [width]
   const float* residual = nullptr;  // [rows][width] or null
   float* out = nullptr;             // [rows][width], may be x or residual itself; null: only the targets are wanted
-  float* scratch = nullptr;         // [width]
+  float* scratch = nullptr;         // [kNormRows][width]
   int64_t width = 0;
   float eps = 0;
 };

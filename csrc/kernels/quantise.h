@@ -2,6 +2,7 @@
 // their way into the cache, epilogues of products). scale = max|x| / 127; code = x * (127 / max|x|) rounded to even; a
 // group's result depends on its numbers alone, whatever lies beside it.
 #pragma once
+#include "core/types.h"
 #include "kernels/simd.h"
 
 namespace noria::NORIA_ISA {
@@ -35,6 +36,13 @@ static inline Scale scale_of(float largest) {
   return {largest / 127.0f, 127.0f / largest};
 }
 
+// Of a row in 16 bits (Format::s16). Below this, 32384 / max|x| would leave float32.
+static constexpr float kLeastWide = 1e-34f;
+static inline Scale wide_scale_of(float largest) {
+  if (largest < kLeastWide) return {0.0f, 0.0f};
+  return {largest / kMostWide, kMostWide / largest};
+}
+
 // The larger size of each lane; a NaN in x counts for nothing.
 static inline Vf larger_size(Vf x, Vf size) { return max(abs(x), size); }
 
@@ -65,14 +73,42 @@ static inline void quantise_one_row(uint8_t* codes, float* scales, int32_t* sums
 
 #if defined(__AVX512VNNI__)
 
-// The low bytes of four vectors of codes, one after the other.
+// What packs make of four vectors, one after the other.
+static inline __m512i in_order(__m512i quarters) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), quarters);
+}
+// The low bytes of four vectors of codes.
 static inline __m512i pack_codes(Vi a, Vi b, Vi c, Vi d) {
-  const __m512i lanes = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), lanes);
+  return in_order(_mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)));
 }
 
 // The larger size of each lane in one instruction; a NaN counts for nothing beside a number.
 static inline Vf larger_of_sizes(Vf a, Vf b) { return _mm512_range_ps(a, b, 0x0b); }
+
+// sum += the four bytes of each lane. As inline assembly, because GCC 12 keeps the intrinsic's sums in memory.
+static inline void add_bytes(__m512i& sum, __m512i bytes) {
+  asm("vpdpbusd %1, %2, %0" : "+v"(sum) : "v"(bytes), "v"(_mm512_set1_epi8(1)));
+}
+
+// Codes c of 16 bits in two bytes each, c = 254 * high + low: high = floor((c + 127) / 254), taken as an exact division of
+// unsigned numbers, ((c + 32512 + 127) / 2) * 33027 / 2^22 being floor(… / 127) for all 15-bit numerators.
+struct WideCodes {
+  __m512i high, low;
+};
+static inline WideCodes wide_codes(Vi a, Vi b, Vi c, Vi d) {
+  const __m512i shift = _mm512_set1_epi16(128 * kDigit), half = _mm512_set1_epi16(kDigit / 2);
+  __m512i high[2], low[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m512i code = _mm512_add_epi16(i ? _mm512_packs_epi32(c, d) : _mm512_packs_epi32(a, b), shift);
+    const __m512i halved = _mm512_srli_epi16(_mm512_add_epi16(code, half), 1);
+    high[i] = _mm512_srli_epi16(_mm512_mulhi_epu16(halved, _mm512_set1_epi16(static_cast<int16_t>(33027))), 6);
+    low[i] = _mm512_sub_epi16(code, _mm512_mullo_epi16(high[i], _mm512_set1_epi16(kDigit)));
+  }
+  const __m512i minus_128 = _mm512_set1_epi8(static_cast<char>(0x80));
+  return {_mm512_xor_si512(in_order(_mm512_packus_epi16(high[0], high[1])), minus_128),
+          in_order(_mm512_packs_epi16(low[0], low[1]))};
+}
 
 // Quarter q of the result: the quarters of vector q, brought together by `join` (an addition or a maximum).
 template <class Join> static inline __m512i join_quarters(__m512i a, __m512i b, __m512i c, __m512i d, Join join) {

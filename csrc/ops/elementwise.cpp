@@ -47,11 +47,11 @@ void locate(int64_t row, const ActivationSpec* specs, ActivationBuffer* const* o
   for (int t = 0; t < count; ++t) targets[t] = target_at(specs[t], *out[t], row, 0);
 }
 
-// A row of floats per thread, kept for the next call.
-float* row_scratch(int64_t width) {
-  static thread_local std::vector<float> row;
-  if (row.size() < static_cast<size_t>(width)) row.resize(static_cast<size_t>(width));
-  return row.data();
+// Floats of a thread, kept for the next call.
+float* scratch(int64_t count) {
+  static thread_local std::vector<float> floats;
+  if (floats.size() < static_cast<size_t>(count)) floats.resize(static_cast<size_t>(count));
+  return floats.data();
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ void norm(Pool& pool, const float* x, const float* weight, float eps, const floa
     args.weight = weight;
     args.residual = residual ? residual + first * width : nullptr;
     args.out = out ? out + first * width : nullptr;
-    args.scratch = out ? nullptr : row_scratch(width);
+    args.scratch = out ? nullptr : scratch(kNormRows * width);
     args.width = width;
     args.eps = eps;
     RowTarget targets[kMostTargets];

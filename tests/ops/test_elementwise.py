@@ -130,8 +130,9 @@ def test_norm_straight_into_one_format_is_the_same(isa: str, width: int, with_re
     x, weight = rows_of(7, width), rows_of(1, width, 2)[0]
     residual = rows_of(7, width, 1) if with_residual else None
     x[2] = 0
-    _, through_floats = _native.norm(POOLS[1], x, weight, 1e-5, residual, FORMATS)
-    for index, form in enumerate(FORMATS):
+    forms = [*FORMATS, ("s16", width)]
+    _, through_floats = _native.norm(POOLS[1], x, weight, 1e-5, residual, forms)
+    for index, form in enumerate(forms):
         _, (straight,) = _native.norm(POOLS[1], x, weight, 1e-5, residual, [form], floats=False)
         for a, b in zip(straight, through_floats[index], strict=True):
             np.testing.assert_array_equal(a, b)
@@ -140,10 +141,11 @@ def test_norm_straight_into_one_format_is_the_same(isa: str, width: int, with_re
 @pytest.mark.parametrize("width", [65, 576, 9000])
 def test_a_row_is_the_same_alone_and_among_many_on_any_threads(isa: str, width: int) -> None:
     x, residual, weight = rows_of(50, width), rows_of(50, width, 1), rows_of(1, width, 2)[0]
-    many = {threads: _native.norm(pool, x, weight, 1e-6, residual, FORMATS) for threads, pool in POOLS.items()}
+    forms = [*FORMATS, ("s16", width)]
+    many = {threads: _native.norm(pool, x, weight, 1e-6, residual, forms) for threads, pool in POOLS.items()}
     for row in (0, 17, 49):
         pick = slice(row, row + 1)
-        alone, converted = _native.norm(POOLS[1], x[pick], weight, 1e-6, residual[pick], FORMATS)
+        alone, converted = _native.norm(POOLS[1], x[pick], weight, 1e-6, residual[pick], forms)
         for out, made in many.values():
             np.testing.assert_array_equal(out[pick], alone)
             for ours, theirs in zip(made, converted, strict=True):
