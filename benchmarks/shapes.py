@@ -130,7 +130,8 @@ def main() -> int:
     where = machine()
     threads = args.threads or where["threads"]
     known: dict[str, Any] = json.loads(args.output.read_text(encoding="utf-8")) if args.output.exists() else {}
-    cases = {entry["name"]: entry for entry in known.get("cases", [])}
+    commit = where["commit"]
+    cases = {entry["name"]: entry for entry in known.get("cases", []) if entry["commit"] == commit}
     for case in CASES:
         if case.name in args.cases.split(",") and case.name not in cases:
             try:
@@ -138,7 +139,7 @@ def main() -> int:
             except (NoriaError, OSError, subprocess.SubprocessError) as error:
                 print(f"{case.name}: {error}", file=sys.stderr, flush=True)
                 continue
-            cases[case.name] = {"name": case.name, "commit": where["commit"], **found}
+            cases[case.name] = {"name": case.name, "commit": commit, **found}
             args.output.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"machine": where, "cases": list(cases.values())}, indent=1)
             args.output.write_text(text + "\n", encoding="utf-8")

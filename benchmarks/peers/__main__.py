@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one measurement may take")
     parser.add_argument("--install-limit", type=float, default=3600.0, help="seconds that one installation may take")
     parser.add_argument("--threads", type=int, help="compute threads of every engine (default: as Noria chooses)")
-    parser.add_argument("--perplexity", type=Path, help='JSON: {"ENGINE VARIANT": perplexity}, fills the column')
+    parser.add_argument("--perplexity", type=Path, help="JSON of peers.perplexity, fills the column")
     parser.add_argument(
         "--llama-bin", type=Path, help="folder with llama-server and llama-quantize, instead of a build"
     )
@@ -71,6 +71,7 @@ def main() -> int:
             pull(args.model)
         files = resolve(args.model)
         perplexity = json.loads(args.perplexity.read_text(encoding="utf-8")) if args.perplexity else {}
+        perplexity = perplexity.get("perplexity", perplexity)  # as peers.perplexity writes it, or plain
     except (NoriaError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -97,10 +97,14 @@ def vllm(session: Served, windows: Windows) -> float:
 class Book:
     """The file of results."""
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], forget: Sequence[str] = ()) -> None:
+        """`forget`: beginnings of names whose values are measured again."""
         self._path = path
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self.values: dict[str, float] = known.get("perplexity", {}) if known.get("about") == about else {}
+        values = known.get("perplexity", {}) if known.get("about") == about else {}
+        self.values: dict[str, float] = {
+            name: value for name, value in values.items() if not name.startswith(tuple(forget))
+        }
         self._about = about
 
     def take(self, name: str, measure: Callable[[], float]) -> None:
@@ -153,6 +157,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, required=True, help="a text file")
     parser.add_argument("--chunks", type=int, default=24)
     parser.add_argument("--engines", default="noria,llama.cpp,openvino,transformers,vllm")
+    parser.add_argument("--again", default="", help="beginnings of rows to measure again, such as Noria,vLLM")
     parser.add_argument("--threads", type=int, default=get_backend("cpu", None).threads)
     parser.add_argument("--root", type=Path, default=Path("build/peers"))
     parser.add_argument("--output", type=Path, default=Path("build/bench/peers.perplexity.json"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from peers.base import Peer
 from peers.schedule import label
-from peers.store import Report, Run
+from peers.store import Report, Run, run_from
 
 # The figure by which engines are compared on a preset: name, unit, whether more is better.
 FIGURES: dict[str, tuple[str, str, bool]] = {
@@ -107,6 +107,9 @@ def comparisons(engines: Sequence[Peer]) -> dict[str, tuple[str, ...]]:
     return {label(engine.name, variant.name): variant.against for engine in engines for variant in engine.variants}
 
 
+Variants = Mapping[str, Sequence[Mapping[str, Any]]]  # engine → of each variant what the JSON file says
+
+
 def markdown(report: Report, engines: Sequence[Peer], where: dict[str, Any], perplexity: dict[str, float]) -> str:
     """The table. `perplexity`: by "ENGINE VARIANT"; what is not in it is left open."""
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
@@ -118,21 +121,44 @@ def markdown(report: Report, engines: Sequence[Peer], where: dict[str, Any], per
     ]
     if where.get("requests"):
         parts.append(f"**Shortened: at most {where['requests']} requests a preset.**")
-    middle = medians(report.runs)
-    for preset in dict.fromkeys(run.preset for run in report.runs):
-        lines = [f"### {preset}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
-        for engine in engines:
-            for variant in engine.variants:
-                if (preset, engine.name, variant.name) in middle:
-                    run, count = middle[preset, engine.name, variant.name]
-                    known = perplexity.get(label(engine.name, variant.name))
-                    about = [engine.name, variant.scheme, variant.cache, f"{known:.2f}" if known else NONE, engine.how]
-                    lines.append(_line([*about, *_cells(run, count)]))
-        parts.append("\n".join(lines))
-    parts.append(_ratio_table(ratios(report.runs, comparisons(engines))))
+    for preset in sorted({run.preset for run in report.runs}):
+        parts.append(f"### {preset}\n\n" + preset_table(preset, report, plain(engines), perplexity))
+    parts.append(ratio_table(ratios(report.runs, comparisons(engines))))
     if report.missing:
         parts.append("\n".join(["Not measured:", "", *(f"- {name}: {why}" for name, why in report.missing.items())]))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(engines: Sequence[Peer]) -> Variants:
+    """What is known of the variants, as plain data."""
+    return {engine.name: [asdict(variant) | {"over": engine.how} for variant in engine.variants] for engine in engines}
+
+
+def preset_table(preset: str, report: Report, variants: Variants, perplexity: Mapping[str, float]) -> str:
+    """A row for each variant that was measured, its median run; nothing where none was."""
+    middle = medians(run for run in report.runs if run.preset == preset)
+    if not middle:
+        return ""
+    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
+    for engine, known in variants.items():
+        for variant in known:
+            if (preset, engine, variant["name"]) in middle:
+                run, count = middle[preset, engine, variant["name"]]
+                value = perplexity.get(label(engine, variant["name"]))
+                about = [
+                    engine,
+                    variant["scheme"],
+                    variant["cache"],
+                    f"{value:.2f}" if value else NONE,
+                    variant["over"],
+                ]
+                lines.append(_line([*about, *_cells(run, count)]))
+    return "\n".join(lines)
+
+
+def report_from(values: Mapping[str, Any]) -> Report:
+    """Of what `write` left in its JSON file."""
+    return Report([run_from(run) for run in values["runs"]], values["missing"], values["versions"])
 
 
 def _cells(run: Run, count: int) -> list[str]:
@@ -156,7 +182,7 @@ def _pair(values: dict[str, float] | None) -> str:
     return f"{values['p50']:,.0f} / {values['p99']:,.0f}" if values else NONE
 
 
-def _ratio_table(rows: Sequence[dict[str, Any]]) -> str:
+def ratio_table(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
     lines = ["### Noria against each, turn by turn", "", _line(["preset", "Noria", "against", "by", "times", "turns"])]
@@ -181,9 +207,7 @@ def write(
     values = {
         "machine": where,
         "versions": report.versions,
-        "variants": {
-            engine.name: [asdict(variant) | {"over": engine.how} for variant in engine.variants] for engine in engines
-        },
+        "variants": plain(engines),
         "perplexity": perplexity,
         "ratios": ratios(report.runs, comparisons(engines)),
         "missing": report.missing,
