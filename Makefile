@@ -9,7 +9,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 # pip prints its own log only when it fails.
 QUIET   = > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 
-.PHONY: serve test check parity bench bench-peers clean
+.PHONY: serve test check parity bench bench-peers bench-all clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.core
@@ -36,6 +36,10 @@ bench: $(VENV)/.core
 # and hours. PEERS_ARGS="--help" shows how to take less of it.
 bench-peers: $(VENV)/.core
 	@PYTHONPATH=benchmarks $(BIN)/python -m peers --model $(MODEL) $(PEERS_ARGS)
+
+# Everything that benchmarks/RESULTS.md shows, unattended; the engines of bench-peers must have been made before.
+bench-all: $(VENV)/.dev
+	@$(BIN)/python benchmarks/measure_all.py --model $(MODEL) $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-parity build

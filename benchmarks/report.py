@@ -143,7 +143,8 @@ def limit(found: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield "## Share of the machine's limit"
     lines = [
         f"Limits of the machine's best level, `{limits['isa']}`, measured by `noria bench roofline`: every share below "
-        "is one of these, whatever instruction a kernel uses.",
+        "is one of these, whatever instruction a kernel uses. int4 counts as int8; int8 with activations of 16 bits "
+        "(`int8/a16`) as two int8 products, one per byte.",
         "",
         "| | one thread | all | how |",
         "|---|---|---|---|",
