@@ -3,6 +3,7 @@
 #include "kernels/limits.h"
 
 #include "kernels/linear_dot.h"
+#include "kernels/tiles.h"
 
 namespace noria::NORIA_ISA {
 namespace {
@@ -69,6 +70,31 @@ template <class Dot> int64_t products(int64_t turns) {
   return turns * kSums * Dot::products * 2;
 }
 
+#if defined(__AMX_TILE__)
+// Four sums in tiles 0–3, two rows' tiles and two weights' in 4–7: each product's operands are another's too, as in a block.
+template <class Dot> int64_t tile_products(int64_t turns) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.set(tile, kTileRows);
+  tiles_configure(shapes);  // empties the tiles
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    Dot::template add<0, 4, 6>();
+    Dot::template add<1, 4, 7>();
+    Dot::template add<2, 5, 6>();
+    Dot::template add<3, 5, 7>();
+  }
+  tiles_release();
+  return turns * 4 * Dot::products * 2;
+}
+struct TileInt8 {
+  static constexpr int64_t products = 16 * 16 * 64;
+  template <int c, int a, int b> static void add() { tile_dot_su<c, a, b>(); }
+};
+struct TileBf16 {
+  static constexpr int64_t products = 16 * 16 * 32;
+  template <int c, int a, int b> static void add() { tile_dot_bf16<c, a, b>(); }
+};
+#endif
+
 template <bool kAhead> void read_lines(const char* p, int64_t bytes, int64_t ahead) {
   constexpr int kVector = kLanes * 4;
   Vi sums[4] = {set1_int(0), set1_int(0), set1_int(0), set1_int(0)};
@@ -87,7 +113,10 @@ void read(const char* data, int64_t bytes, int64_t ahead) {
   else read_lines<false>(data, bytes, ahead);
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_TILE__)
+constexpr const char* kInt8Name = "tdpbsud (AMX)";
+constexpr const char* kF32Name = "vfmadd231ps zmm";
+#elif defined(__AVX512VNNI__)
 constexpr const char* kInt8Name = "vpdpbusd zmm";
 constexpr const char* kF32Name = "vfmadd231ps zmm";
 #elif defined(__AVX2__)
@@ -106,7 +135,9 @@ constexpr const char* kF32Name = "fmla";
 constexpr const char* kInt8Name = "plain C++";
 constexpr const char* kF32Name = "plain C++";
 #endif
-#if defined(NORIA_DOT_BF16)
+#if defined(__AMX_TILE__)
+constexpr const char* kBf16Name = "tdpbf16ps (AMX)";
+#elif defined(NORIA_DOT_BF16)
 constexpr const char* kBf16Name = kLanes == 16 ? "vdpbf16ps zmm" : "bfdot";
 #else
 constexpr const char* kBf16Name = "widened to f32";
@@ -114,8 +145,13 @@ constexpr const char* kBf16Name = "widened to f32";
 
 }  // namespace
 
+#if defined(__AMX_TILE__)
+constexpr auto kInt8Products = tile_products<TileInt8>, kBf16Products = tile_products<TileBf16>;
+#else
+constexpr auto kInt8Products = products<DotInt8>, kBf16Products = products<DotBf16>;
+#endif
+
 extern const LimitKernels limit_kernels;
-const LimitKernels limit_kernels = {products<DotInt8>, products<DotBf16>, products<DotF32>, kInt8Name,
-                                    kBf16Name,         kF32Name,          read};
+const LimitKernels limit_kernels = {kInt8Products, kBf16Products, products<DotF32>, kInt8Name, kBf16Name, kF32Name, read};
 
 }  // namespace noria::NORIA_ISA
