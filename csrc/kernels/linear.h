@@ -37,6 +37,7 @@ struct ProductTile {
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
   const int32_t* x_sums = nullptr;   // [rows][groups]; int8_wide: [rows][2]
   const char* panel = nullptr;       // [steps][64] units
+  const char* unpacked = nullptr;    // what LinearProducts::unpack made of the panel, or null
   const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
   const char* minimums = nullptr;    // the same, int4 only
   bool half_scales = false;
@@ -78,7 +79,17 @@ struct GatedEpilogue {
 struct LinearProducts {
   int tile_rows[kProducts];                         // rows of the tallest tile
   void (*run[kProducts])(const ProductTile& tile);
+  // Where not null: many rows are faster over a panel that was unpacked once for all of them.
+  const struct UnpackedProducts* unpacked[kProducts];
   void (*done)();                                   // to be called when a thread has run its tiles; may be null
+};
+
+// Products over unpacked panels. Their results are the same, bit for bit.
+struct UnpackedProducts {
+  int least_rows, tile_rows;
+  int64_t (*bytes)(const ProductTile& tile);              // of the unpacked panel; 0: not for these groups
+  void (*unpack)(const ProductTile& tile, char* memory);  // memory: 64-byte aligned
+  void (*run)(const ProductTile& tile);
 };
 
 struct LinearKernels {

@@ -35,29 +35,33 @@ struct AmxBlock {
   Ahead ahead;
 };
 
-// Registers are shaped for the number of rows; shaping them anew costs as much as twenty products.
-static thread_local int amx_shaped_rows = 0;
+// Registers are shaped for a number of rows and of bytes that a product takes of each; shaping them anew costs as much as
+// twenty products.
+static thread_local int amx_shaped_for = 0;
 
-static inline void amx_shape(int rows) {
-  if (rows == amx_shaped_rows) return;
+static inline void amx_shape(int rows, int row_bytes = 64) {
+  const int wanted = rows + row_bytes * 256;
+  if (wanted == amx_shaped_for) return;
   TileShapes shapes;
-  const int first = rows < kTileRows ? rows : kTileRows, second = rows - first;
-  for (int t : {0, 1, 4}) shapes.set(t, first);
-  for (int t : {2, 3, 5}) shapes.set(t, second ? second : first);
-  for (int t : {6, 7}) shapes.set(t, kAmxSteps);
+  const int first = rows < kTileRows ? rows : kTileRows, second = rows > first ? rows - first : first;
+  for (int t : {0, 1}) shapes.set(t, first);
+  for (int t : {2, 3}) shapes.set(t, second);
+  shapes.set(4, first, row_bytes);
+  shapes.set(5, second, row_bytes);
+  for (int t : {6, 7}) shapes.set(t, row_bytes / 4);
   tiles_configure(shapes);
-  amx_shaped_rows = rows;
+  amx_shaped_for = wanted;
 }
 
 static void amx_done() {
-  if (amx_shaped_rows == 0) return;
+  if (amx_shaped_for == 0) return;
   tiles_release();
-  amx_shaped_rows = 0;
+  amx_shaped_for = 0;
 }
 
-// Lines of both streams that 16 steps ask for.
-static inline void amx_prefetch(Ahead& ahead) {
-  const int64_t bytes = kAmxSteps * ahead.step;
+// Lines of both streams that some steps ask for.
+static inline void amx_prefetch(Ahead& ahead, int64_t steps = kAmxSteps) {
+  const int64_t bytes = steps * ahead.step;
   for (int64_t at = 0; at < bytes; at += 64) {
     __builtin_prefetch(ahead.at + at, 0, 2);
     if (ahead.half >= bytes) __builtin_prefetch(ahead.at + ahead.half + at, 0, 2);  // else one stream covers both

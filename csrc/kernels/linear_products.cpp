@@ -1,6 +1,7 @@
 // Products of a tile, by scheme and number of rows. See linear.h for the layouts.
 #include "kernels/linear_tile.h"
 #include "kernels/linear_amx.h"
+#include "kernels/linear_amx_groups.h"
 
 namespace noria::NORIA_ISA {
 
@@ -142,11 +143,13 @@ extern const LinearProducts linear_products;
 const LinearProducts linear_products = {
     {kRows, kAmxRows, kInt8Rows, kInt4Rows, kAmxRows / 2},
     {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &amx_wide},
+    {nullptr, nullptr, &amx_int8, &amx_int4, nullptr},
     &amx_done};
 #else
 const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
                                         {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
                                          &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
+                                        {},
                                         nullptr};
 #endif
 

@@ -34,12 +34,23 @@ constexpr int64_t kRowBlockBytes = 512 << 10;
 constexpr int64_t kTasksPerThread = 12;
 // Fewer multiply-adds are not worth a task of their own (some microseconds).
 constexpr int64_t kLeastProducts = 1 << 20;
+// Tiles for which unpacking a panel once more is not worth it.
+constexpr int kUnpackingTiles = 4;
 
 // Tiles this tall are matrix registers: filled up one by one, since their cost follows the tiles and shaping them differently
 // costs more than a short last one. Others are made as even as can be: two of 4 rows beat one of 6 and one of 2.
 bool whole_tiles(int most) { return most >= 16; }
 
-Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_rows, int threads) {
+// The tallest tile that a product uses, and the fewest rows worth a block of their own.
+struct Height {
+  int tile_rows = 1, block_rows = 1;
+  void cover(const Height& other) {
+    tile_rows = std::max(tile_rows, other.tile_rows);
+    block_rows = std::max(block_rows, other.block_rows);
+  }
+};
+
+Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, const Height& height, int threads) {
   Cut c;
   c.rows = rows;
   c.panels = panels;
@@ -47,7 +58,7 @@ Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_row
   if (threads > 1) {
     const int64_t wanted = threads * kTasksPerThread;
     if (c.row_blocks * panels < wanted) {
-      const int64_t smallest = std::max<int64_t>(2 * tile_rows, kLeastProducts / (k * kPanel));
+      const int64_t smallest = std::max<int64_t>(height.block_rows, kLeastProducts / (k * kPanel));
       c.row_blocks = std::min(ceil_div(wanted, panels), std::max(c.row_blocks, rows / smallest));
     }
     c.panels_per_task = std::max<int64_t>(1, c.row_blocks * panels / wanted);
@@ -55,7 +66,7 @@ Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, int tile_row
     c.panels_per_task = panels;
   }
   c.row_blocks = std::clamp<int64_t>(c.row_blocks, 1, rows);
-  c.tile_rows = whole_tiles(tile_rows) ? tile_rows : 1;
+  c.tile_rows = whole_tiles(height.tile_rows) ? height.tile_rows : 1;
   return c;
 }
 
@@ -89,13 +100,48 @@ void check(const Activations& x, const PackedWeight& weight, int64_t rows) {
   if (x.rows != rows) throw std::invalid_argument("activations of one product differ in their number of rows");
 }
 
-int tile_rows(const LinearKernels& kernels, const PackedWeight& weight) {
-  return kernels.products->tile_rows[static_cast<int>(product_of(weight))];
+// The products over an unpacked panel that so many rows are worth, or null.
+const UnpackedProducts* unpacked_products(const LinearKernels& kernels, const PackedWeight& weight, int64_t rows) {
+  const UnpackedProducts* found = kernels.products->unpacked[static_cast<int>(product_of(weight))];
+  return found && rows >= found->least_rows && found->bytes(panel_tile(weight, 0)) ? found : nullptr;
 }
 
-auto product_kernel(const LinearKernels& kernels, const PackedWeight& weight) {
-  return kernels.products->run[static_cast<int>(product_of(weight))];
+Height height(const LinearKernels& kernels, const PackedWeight& weight, int64_t rows) {
+  if (const UnpackedProducts* unpacked = unpacked_products(kernels, weight, rows))
+    return {unpacked->tile_rows, kUnpackingTiles * unpacked->tile_rows};  // a block unpacks its panels anew
+  const int tile_rows = kernels.products->tile_rows[static_cast<int>(product_of(weight))];
+  return {tile_rows, 2 * tile_rows};
 }
+
+// Memory of this thread, kept for the next call.
+char* panel_memory(int slot, int64_t bytes) {
+  static thread_local Buffer memory[2];
+  if (static_cast<int64_t>(memory[slot].bytes()) < bytes) memory[slot] = Buffer(static_cast<size_t>(bytes + bytes / 2));
+  return memory[slot].as<char>();
+}
+
+// One panel, ready for some rows.
+struct PanelProduct {
+  ProductTile tile;
+  void (*run)(const ProductTile& tile);
+  int tile_rows;
+
+  // slot: 0 or 1; panels of different slots are unpacked to different memory.
+  PanelProduct(const LinearKernels& kernels, const PackedWeight& weight, int64_t panel, int64_t rows, int slot, float* out)
+      : tile(panel_tile(weight, panel)) {
+    const int product = static_cast<int>(product_of(weight));
+    tile.out = out;
+    run = kernels.products->run[product];
+    tile_rows = kernels.products->tile_rows[product];
+    const UnpackedProducts* unpacked = unpacked_products(kernels, weight, rows);
+    if (!unpacked) return;
+    char* memory = panel_memory(slot, unpacked->bytes(tile));
+    unpacked->unpack(tile, memory);
+    tile.unpacked = memory;
+    run = unpacked->run;
+    tile_rows = unpacked->tile_rows;
+  }
+};
 
 // Shares the next panel out among the tiles of this one, for prefetching; of many tiles, among the last.
 void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
@@ -133,20 +179,18 @@ bool streams(const LinearArgs& args, int64_t rows) {
 void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end, int thread) {
   const PackedWeight& weight = *args.parts[0];
   alignas(64) float product[kMaxTileRows * kPanel];
-  ProductTile tile = panel_tile(weight, panel);
-  tile.out = product;
+  PanelProduct products(kernels, weight, panel, end - begin, 0, product);
   LargestTile out;
   out.product = product;
   out.first = static_cast<int32_t>(panel * kPanel);
   out.columns = static_cast<int>(std::min<int64_t>(kPanel, weight.n - panel * kPanel));
   out.scale = args.scale;
   out.softcap = args.softcap;
-  const auto run = product_kernel(kernels, weight);
   const auto keep = noria::kernels().elementwise->largest_tile;
-  each_tile(begin, end, tile_rows(kernels, weight), [&](int64_t first, int rows, int64_t index, int64_t count) {
-    set_rows(tile, args.x[args.x_of_part[0]], first, rows);
-    set_ahead(tile, index, count);
-    run(tile);
+  each_tile(begin, end, products.tile_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
+    set_rows(products.tile, args.x[args.x_of_part[0]], first, rows);
+    set_ahead(products.tile, index, count);
+    products.run(products.tile);
     out.rows = rows;
     out.largest = args.largest + thread * args.largest_stride + first;
     out.ids = args.largest_ids + thread * args.largest_stride + first;
@@ -165,8 +209,7 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   const Activations& x = args.x[args.x_of_part[part]];
   column += panel * kPanel;
   alignas(64) float product[kMaxTileRows * kPanel];
-  ProductTile tile = panel_tile(weight, panel);
-  tile.out = product;
+  PanelProduct products(kernels, weight, panel, end - begin, 0, product);
   LinearEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, weight.n - panel * kPanel));
   epilogue.product = product;
@@ -175,11 +218,10 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   epilogue.scale = args.scale;
   epilogue.softcap = args.softcap;
   epilogue.stream = column % 16 == 0 && streams(args, x.rows);
-  const auto run = product_kernel(kernels, weight);
-  each_tile(begin, end, tile_rows(kernels, weight), [&](int64_t first, int rows, int64_t index, int64_t count) {
-    set_rows(tile, x, first, rows);
-    set_ahead(tile, index, count);
-    run(tile);
+  each_tile(begin, end, products.tile_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
+    set_rows(products.tile, x, first, rows);
+    set_ahead(products.tile, index, count);
+    products.run(products.tile);
     epilogue.rows = rows;
     epilogue.residual = args.residual ? args.residual + first * args.out_stride + column : nullptr;
     epilogue.out = args.out + first * args.out_stride + column;
@@ -189,9 +231,8 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
 
 void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
   alignas(64) float gate_product[kMaxTileRows * kPanel], up_product[kMaxTileRows * kPanel];
-  ProductTile gate = panel_tile(*args.gate, panel), up = panel_tile(*args.up, panel);
-  gate.out = gate_product;
-  up.out = up_product;
+  PanelProduct gate(kernels, *args.gate, panel, end - begin, 0, gate_product);
+  PanelProduct up(kernels, *args.up, panel, end - begin, 1, up_product);
   GatedEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, args.gate->n - panel * kPanel));
   epilogue.gate = gate_product;
@@ -200,8 +241,7 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   epilogue.up_bias = args.up_bias ? args.up_bias + panel * kPanel : nullptr;
   epilogue.stride = args.out_stride;
   const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
-  const int most = std::min(tile_rows(kernels, *args.gate), tile_rows(kernels, *args.up));
-  const auto run_gate = product_kernel(kernels, *args.gate), run_up = product_kernel(kernels, *args.up);
+  const int most = std::min(gate.tile_rows, up.tile_rows);
   GatedTile into;
   into.gate = gate_product;
   into.up = up_product;
@@ -210,12 +250,12 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   into.function = args.activation == Activation::silu ? Function::silu : Function::gelu_tanh;
   const auto convert = noria::kernels().elementwise->gated_tile;
   each_tile(begin, end, most, [&](int64_t first, int rows, int64_t index, int64_t count) {
-    set_rows(gate, *args.gate_x, first, rows);
-    set_rows(up, *args.up_x, first, rows);
-    set_ahead(gate, index, count);
-    set_ahead(up, index, count);
-    run_gate(gate);
-    run_up(up);
+    set_rows(gate.tile, *args.gate_x, first, rows);
+    set_rows(up.tile, *args.up_x, first, rows);
+    set_ahead(gate.tile, index, count);
+    set_ahead(up.tile, index, count);
+    gate.run(gate.tile);
+    up.run(up.tile);
     if (args.form) {
       into.rows = rows;
       into.target = target_at(args.form_spec, *args.form, first, panel * kPanel);
@@ -245,17 +285,17 @@ void linear(Pool& pool, const LinearArgs& args) {
   const LinearKernels& table = *kernels().linear;
   const int64_t rows = args.x[args.x_of_part[0]].rows;
   int64_t panels = 0, bytes = 0, k = 0;
-  int most = 1;
+  Height tallest;
   for (int i = 0; i < args.part_count; ++i) {
     const Activations& x = args.x[args.x_of_part[i]];
     check(x, *args.parts[i], rows);
     panels += panels_of(*args.parts[i]);
     bytes = std::max(bytes, x.spec.row_bytes());
     k = std::max(k, args.parts[i]->k);
-    most = std::max(most, tile_rows(table, *args.parts[i]));
+    tallest.cover(height(table, *args.parts[i], rows));
   }
   if (rows == 0) return;
-  const Cut c = cut(rows, panels, bytes, k, most, pool.threads());
+  const Cut c = cut(rows, panels, bytes, k, tallest, pool.threads());
   run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int thread) {
     if (args.largest) largest_panel(table, args, panel, begin, end, thread);
     else linear_panel(table, args, panel, begin, end);
@@ -271,8 +311,7 @@ void gated_linear(Pool& pool, const GatedLinearArgs& args) {
   check(*args.up_x, *args.up, rows);
   if (rows == 0) return;
   const int64_t bytes = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
-  const int most = tile_rows(table, *args.gate);
-  const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, most, pool.threads());
+  const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, height(table, *args.gate, rows), pool.threads());
   run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int) {
     gated_panel(table, args, panel, begin, end);
   });
