@@ -145,12 +145,16 @@ class Runner:
             self._measure(job, player)
 
     def _expected(self, job: Job, player: Player) -> float:
-        load = self._loads.of(job.preset, job.turn, player.variant.most_requests)
+        load = self._load(job, player)
         start = START_GUESS if player.needs_start(load) else 0.0
         return start + self._took.get((job.engine, job.variant, job.preset), GUESS.get(job.preset, 60.0))
 
+    def _load(self, job: Job, player: Player) -> Load:
+        caps = [most for most in (job.most, player.variant.most_requests) if most is not None]
+        return self._loads.of(job.preset, job.turn, min(caps, default=None))
+
     def _measure(self, job: Job, player: Player) -> None:
-        load = self._loads.of(job.preset, job.turn, player.variant.most_requests)
+        load = self._load(job, player)
         scratch = self._place.folder("scratch")
         began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         name = label(job.engine, job.variant)

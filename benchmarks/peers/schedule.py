@@ -21,7 +21,7 @@ ORDER = (
     "llama.cpp Q4_0",
     "llama.cpp Q4_1",
 )
-# Measured once, after two turns of all others: slow, and not the engine's best on that preset.
+# Measured once, late: slow, and not the engine's best on that preset, or far from the best peer there.
 ONCE: dict[str, tuple[str, ...]] = {
     "W1": ("llama.cpp Q4_0", "llama.cpp Q4_1", "llama.cpp BF16", "transformers bf16"),
     "W2": ("transformers bf16",),
@@ -34,17 +34,19 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "W4": ("llama.cpp Q4_0", "llama.cpp Q4_1", "llama.cpp BF16", "transformers bf16"),
     "W5": ("llama.cpp Q4_0", "llama.cpp Q4_1", "llama.cpp BF16", "transformers bf16"),
 }
-ONCE_AFTER = 2  # turns
+ONCE_REQUESTS = {"W1": 100, "W5": 100}  # of what is measured once: half of them, all callers are there
+ONCE_AT = (2, 3)  # before which turn's which preset, on prompts of the turn before
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One measurement. `turn` counts from 0."""
+    """One measurement. `turn` counts from 0; `most`: requests, where it gets only a part of the preset."""
 
     preset: str
     turn: int
     engine: str
     variant: str
+    most: int | None = None
 
     @property
     def name(self) -> str:
@@ -67,16 +69,20 @@ def jobs(
     """
     ordered = sorted(players, key=_rank)
     for turn in range(turns):
-        for preset in presets:
+        for index, preset in enumerate(presets):
+            if (turn, index) == ONCE_AT and not everything:
+                yield from _once(ordered, presets, turn - 1)
             often = [player for player in ordered if everything or not _seldom(preset, player)]
             yield from (Job(preset, turn, *player) for player in often)
-        if turn + 1 == min(turns, ONCE_AFTER) and not everything:
-            yield from _once(ordered, presets, turn)
+    if (turns - 1, len(presets) - 1) < ONCE_AT and not everything:
+        yield from _once(ordered, presets, min(turns, ONCE_AT[0]) - 1)
 
 
 def _once(players: Sequence[tuple[str, str]], presets: Sequence[str], turn: int) -> Iterator[Job]:
     for preset in presets:
-        yield from (Job(preset, turn, *player) for player in players if label(*player) in ONCE.get(preset, ()))
+        for player in players:
+            if label(*player) in ONCE.get(preset, ()):
+                yield Job(preset, turn, *player, ONCE_REQUESTS.get(preset))
 
 
 def _seldom(preset: str, player: tuple[str, str]) -> bool:

@@ -29,7 +29,7 @@ from peers.convert import convert, hf_folder
 from peers.environment import Environment, run_logged
 from peers.llama_cpp import needs_workaround
 from peers.runner import Loads, Plan, Runner
-from peers.schedule import jobs, label
+from peers.schedule import Job, jobs, label
 from peers.sessions import as_asked, as_flags, driven, judged
 from peers.store import Report, Run, Store
 
@@ -124,12 +124,15 @@ def test_turns_come_one_after_the_other_and_counterparts_side_by_side() -> None:
 
 def test_slow_variants_are_measured_once_or_not_at_all() -> None:
     players = [("llama.cpp", "Q4_1"), ("llama.cpp", "Q8_0"), ("Noria", "int8")]
-    order = [(job.preset, job.turn, job.variant) for job in jobs(players, ("W1", "W4"), 3)]
-    assert [entry for entry in order if entry[2] == "Q4_1"] == [("W1", 1, "Q4_1")]
-    assert order.index(("W1", 1, "Q4_1")) > order.index(("W4", 1, "int8"))
-    assert order.index(("W1", 1, "Q4_1")) < order.index(("W1", 2, "int8"))
-    everything = list(jobs(players, ("W1", "W4"), 3, everything=True))
-    assert len(everything) == 18
+    order = list(jobs(players, ("W1", "W2", "W3", "W5", "W4"), 3))
+    often, once = [("Noria", "int8"), ("llama.cpp", "Q8_0")], Job("W1", 1, "llama.cpp", "Q4_1", 100)
+    assert [job for job in order if (job.preset, job.variant) == ("W1", "Q4_1")] == [once]
+    assert [(job.engine, job.variant) for job in order if job.preset == "W1" and job.turn == 0] == often
+    assert order.index(Job("W3", 2, "Noria", "int8")) < order.index(once) < order.index(Job("W5", 2, "Noria", "int8"))
+    assert not [job for job in order if job.preset == "W4" and job.variant == "Q4_1"]
+    for turns, some, count in ((1, ("W1",), 1), (2, ("W1", "W2", "W3", "W5", "W4"), 4), (3, ("W1", "W2"), 4)):
+        assert [job.variant for job in jobs(players, some, turns)].count("Q4_1") == count
+    assert len(list(jobs(players, ("W1", "W4"), 3, everything=True))) == 18
 
 
 def run_all(place: Place, plan: Plan, *engines: FakePeer) -> Report:
