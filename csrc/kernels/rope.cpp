@@ -200,9 +200,12 @@ static inline void write_f32(const CacheUnits& cache, char* unit, int offset, co
   for (int i = 0; i < dim; i += kLanes) put_slots<1>(at.value + i * 4, 0, as_int(value[i / kLanes]), dim - i);
 }
 
+// As assembly: GCC drops calls of functions that do nothing but prefetch.
 static inline void fetch_to_write(const char* p) {
 #if defined(__AVX512F__)
   asm volatile("prefetchw %0" : : "m"(*p));
+#elif defined(__x86_64__)
+  asm volatile("prefetcht0 %0" : : "m"(*p));
 #else
   __builtin_prefetch(p, 1, 3);
 #endif

@@ -66,19 +66,39 @@ static inline int64_t chunk_end(int64_t start, int64_t n) {
   return start + kSamplingChunk < n ? start + kSamplingChunk : n;
 }
 
+// max(), but with a NaN in x counting for nothing at every level.
+static inline Vf larger(Vf x, Vf most) {
+#if defined(__x86_64__)
+  return max(x, most);
+#else
+  return select_less(most, x, x, most);
+#endif
+}
+
+static float chunk_maximum(const float* x, int64_t n) {
+  Vf most = set1(-kInfinity), other = most;
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    most = larger(load(x + i), most);
+    other = larger(load(x + i + kLanes), other);
+  }
+  for (; i < n; i += kLanes) most = larger(load_padded(x + i, n - i, -kInfinity), most);
+  return reduce_max(max(most, other));
+}
+
+constexpr int64_t kAhead = 4 * kSamplingChunk;
+// Asks for what comes a few chunks later: logits come from beyond the near caches. Inlined in any case: GCC drops calls of
+// functions that do nothing but prefetch.
+__attribute__((always_inline)) static inline void fetch_ahead(const float* x, int64_t start, int64_t n) {
+  if (start + kAhead + kSamplingChunk > n) return;
+  for (int64_t i = 0; i < kSamplingChunk; i += 16) __builtin_prefetch(x + start + kAhead + i, 0, 3);
+}
+
 static float maxima(const float* x, int64_t n, float* out) {
   float largest = -kInfinity;
   for (int64_t start = 0; start < n; start += kSamplingChunk) {
-    const int64_t end = chunk_end(start, n);
-    Vf most = set1(-kInfinity), other = most;
-    for (int64_t i = start; i < end; i += 2 * kLanes) {
-      const Vf a = load_padded(x + i, end - i, -kInfinity);
-      most = select_less(most, a, a, most);
-      if (i + kLanes >= end) break;
-      const Vf b = load_padded(x + i + kLanes, end - i - kLanes, -kInfinity);
-      other = select_less(other, b, b, other);
-    }
-    const float chunk = reduce_max(max(most, other));
+    fetch_ahead(x, start, n);
+    const float chunk = chunk_maximum(x + start, chunk_end(start, n) - start);
     out[start / kSamplingChunk] = chunk;
     if (chunk > largest) largest = chunk;
   }
@@ -97,6 +117,40 @@ static void columns(const float* x, int64_t n, float* out) {
       store(out + column, most);
     }
   }
+}
+
+// Sum of exp((x[i] - largest) * factor) over one chunk, `by` being factor * log2(e). In float: a lane adds 16 or 32 numbers.
+static float chunk_sum(const float* x, int64_t n, float largest, float by) {
+  const Vf top = set1(largest), scale = set1(by);
+  Vf sum = zero(), other = zero();
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    sum = add(sum, power_of_two(mul(sub(load(x + i), top), scale)));
+    other = add(other, power_of_two(mul(sub(load(x + i + kLanes), top), scale)));
+  }
+  for (; i < n; i += kLanes) sum = add(sum, power_of_two(mul(sub(load_padded(x + i, n - i, -kInfinity), top), scale)));
+  return reduce_add(add(sum, other));
+}
+
+// Each chunk is summed against its own maximum while it lies in the nearest cache; the sums are scaled at the end, when the
+// row's is known.
+static RowScan scan(const float* x, int64_t n, float factor, float* maxima, double* sums) {
+  const float by = factor * kLog2E;
+  RowScan row{-kInfinity, 0};
+  for (int64_t start = 0, c = 0; start < n; start += kSamplingChunk, ++c) {
+    const int64_t size = chunk_end(start, n) - start;
+    fetch_ahead(x, start, n);
+    maxima[c] = chunk_maximum(x + start, size);
+    sums[c] = static_cast<double>(chunk_sum(x + start, size, maxima[c], by));
+    if (maxima[c] > row.largest) row.largest = maxima[c];
+  }
+  const int64_t chunks = sampling_chunks(n);
+  for (int64_t c = 0; c < chunks; c += kLanes) {
+    float scales[kLanes];
+    store(scales, power_of_two(mul(sub(load_padded(maxima + c, chunks - c, -kInfinity), set1(row.largest)), set1(by))));
+    for (int64_t i = c; i < c + kLanes && i < chunks; ++i) row.total += sums[i] *= static_cast<double>(scales[i - c]);
+  }
+  return row;
 }
 
 static double exponentials(const float* x, int64_t n, float largest, float factor, float* e, double* sums) {
@@ -197,6 +251,6 @@ static int64_t count_above(const float* x, int64_t n, float value) {
 }
 
 extern const SamplingKernels sampling_kernels;
-const SamplingKernels sampling_kernels = {maxima, columns, exponentials, kept_sums, masses, collect, count_above};
+const SamplingKernels sampling_kernels = {scan, maxima, columns, exponentials, kept_sums, masses, collect, count_above};
 
 }  // namespace noria::NORIA_ISA

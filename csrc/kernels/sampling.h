@@ -11,7 +11,15 @@ inline constexpr int kThresholds = 7;
 
 constexpr int64_t sampling_chunks(int64_t n) { return (n + kSamplingChunk - 1) / kSamplingChunk; }
 
+// What one pass over a row yields.
+struct RowScan {
+  float largest;
+  double total;  // of exp((x[i] - largest) * factor)
+};
+
 struct SamplingKernels {
+  // maxima[chunks], and sums[chunks] of exp((x[i] - largest) * factor). The logits are read once.
+  RowScan (*scan)(const float* x, int64_t n, float factor, float* maxima, double* sums);
   // maxima[chunks]; returns the largest.
   float (*maxima)(const float* x, int64_t n, float* maxima);
   // Of each chunk, the maxima of kColumns columns (tokens i, i + kColumns …): out[chunks * kColumns].

@@ -69,7 +69,10 @@ void Sampler::adjust(const Slot& slot, int32_t position, float* x, Work& work) c
   for (const auto& [token, bias] : slot.bias) change(token, x[token] + bias);
   if (slot.penalised) {
     const SamplingParams& p = slot.params;
-    for (const Seen& seen : slot.seen) {
+    constexpr size_t kAhead = 16;  // the row lies in no near cache yet
+    for (size_t i = 0; i < slot.seen.size(); ++i) {
+      if (i + kAhead < slot.seen.size()) __builtin_prefetch(x + slot.seen[i + kAhead].token, 1, 3);
+      const Seen& seen = slot.seen[i];
       float value = x[seen.token];
       if (p.repetition != 1.0f) value = value > 0 ? value / p.repetition : value * p.repetition;
       if (seen.outputs > 0) value = value - p.frequency * static_cast<float>(seen.outputs) - p.presence;
@@ -82,13 +85,21 @@ void Sampler::adjust(const Slot& slot, int32_t position, float* x, Work& work) c
 
 namespace {
 
-// Infinite logits would make differences undefined; they become the largest finite number. Returns the largest logit.
-float bounded_maxima(const SamplingKernels& kernels, float* x, int64_t n, float* maxima) {
-  const float largest = kernels.maxima(x, n, maxima);
-  if (largest < kInfinity) return largest;
+// Infinite logits would make differences undefined; they become the largest finite number.
+void bound(float* x, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     if (x[i] == kInfinity) x[i] = FLT_MAX;
-  return kernels.maxima(x, n, maxima);
+}
+void bounded_maxima(const SamplingKernels& kernels, float* x, int64_t n, float* maxima) {
+  if (kernels.maxima(x, n, maxima) < kInfinity) return;
+  bound(x, n);
+  kernels.maxima(x, n, maxima);
+}
+RowScan bounded_scan(const SamplingKernels& kernels, float* x, int64_t n, float factor, float* maxima, double* sums) {
+  const RowScan row = kernels.scan(x, n, factor, maxima, sums);
+  if (row.largest < kInfinity) return row;
+  bound(x, n);
+  return kernels.scan(x, n, factor, maxima, sums);
 }
 
 // A value that at least k of the row's numbers reach, and few more: the k-th largest of maxima over parts of the row.
@@ -177,15 +188,18 @@ float nucleus(const SamplingKernels& kernels, const float* e, int64_t n, double 
   return count ? values[static_cast<size_t>(count - 1)] : in.low;
 }
 
-// Index at which the running sum of the e >= threshold exceeds the target. sums: of the kept ones per chunk.
-int64_t walk(const float* e, int64_t n, float threshold, const std::vector<double>& sums, double target) {
+// Index at which the running sum of the e >= threshold exceeds the target. sums: of the kept ones per chunk; chunk(start)
+// yields the e of one chunk.
+template <class Chunk>
+int64_t walk(Chunk chunk, int64_t n, float threshold, const std::vector<double>& sums, double target) {
   double sum = 0;
   int64_t last = 0;  // last kept one seen, or the first of the chunk that holds it
   bool exact = false;
   const auto scan = [&](int64_t start) {
-    for (int64_t i = start; i < std::min(start + kSamplingChunk, n); ++i) {
+    const float* e = chunk(start);
+    for (int64_t i = 0; i < std::min(kSamplingChunk, n - start); ++i) {
       if (e[i] < threshold || e[i] <= 0) continue;
-      last = i;
+      last = start + i;
       exact = true;
       sum += static_cast<double>(e[i]);
       if (sum > target) return true;
@@ -243,47 +257,87 @@ int64_t Sampler::keep_likely(const SamplingParams& p, const float* x, float larg
   return collect_from(*noria::kernels().sampling, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
 }
 
-// work.maxima holds the chunks' largest logits.
-int32_t Sampler::draw(const Slot& slot, int32_t position, const float* x, Work& work) const {
+// Tokens whose probabilities reach `target` together, as candidates, with those probabilities in work.e; returns their
+// number, or 0 if they are so many that nothing is saved.
+int64_t Sampler::keep_mass(const float* x, float largest, float factor, double target, Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  for (const float least : {0x1p-8f, 0x1p-14f, 0x1p-22f}) {  // of the largest probability
+    const float low = largest + std::log(least) / factor;
+    const int64_t n = collect_from(kernels, x, vocab_, work.maxima, low, work.values.data(), work.ids.data());
+    if (kernels.exponentials(work.values.data(), n, largest, factor, work.e.data(), nullptr) >= target) return n;
+    if (n > vocab_ / 8) return 0;
+  }
+  return 0;
+}
+
+// Of all tokens, or of those that reach top_p. work.maxima and work.sums are of a scan of x.
+int32_t Sampler::draw_from_all(const SamplingParams& p, const float* x, const RowScan& row, float factor, double u,
+                               Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  float* e = work.e.data();
+  if (p.top_p >= 1.0f) {
+    const auto chunk = [&](int64_t start) {
+      kernels.exponentials(x + start, std::min(kSamplingChunk, vocab_ - start), row.largest, factor, e, nullptr);
+      return e;
+    };
+    return static_cast<int32_t>(walk(chunk, vocab_, 0.0f, work.sums, u * row.total));
+  }
+  const double target = static_cast<double>(p.top_p) * row.total;
+  const int64_t kept = keep_mass(x, row.largest, factor, target, work), n = kept ? kept : vocab_;
+  if (!kept) kernels.exponentials(x, n, row.largest, factor, e, nullptr);
+  // The candidates' logits, which lie in `values`, are not needed any more.
+  const float threshold = std::max(p.min_p, nucleus(kernels, e, n, target, work.values, work.spare));
+  const double total = kernels.kept_sums(e, n, threshold, work.sums.data());
+  const int64_t at = walk([&](int64_t start) { return e + start; }, n, threshold, work.sums, u * total);
+  return kept ? work.ids[static_cast<size_t>(at)] : static_cast<int32_t>(at);
+}
+
+int32_t Sampler::draw(const Slot& slot, int32_t position, float* x, Work& work) const {
   const SamplingKernels& kernels = *noria::kernels().sampling;
   const SamplingParams& p = slot.params;
+  const float factor = p.temperature > 0.0f ? std::min(1.0f / p.temperature, 1e30f) : 0.0f;
+  const double u = uniform(p.seed, static_cast<uint32_t>(position), p.choice);
+  const bool top_k = p.top_k > 0 && p.top_k < vocab_, top_p = p.top_p < 1.0f;
+  if (p.temperature > 0.0f && !top_k && (top_p || p.min_p <= 0.0f)) {
+    const RowScan row = bounded_scan(kernels, x, vocab_, factor, work.maxima.data(), work.sums.data());
+    return row.largest == -kInfinity ? 0 : draw_from_all(p, x, row, factor, u, work);
+  }
+  bounded_maxima(kernels, x, vocab_, work.maxima.data());
   const float largest = *std::max_element(work.maxima.begin(), work.maxima.end());
   if (largest == -kInfinity) return 0;
   if (p.temperature == 0.0f) return first_equal(x, vocab_, work.maxima, largest);
-  const float factor = std::min(1.0f / p.temperature, 1e30f);
-  const double u = uniform(p.seed, static_cast<uint32_t>(position), p.choice);
-  const bool top_k = p.top_k > 0 && p.top_k < vocab_, top_p = p.top_p < 1.0f;
-  const int32_t* ids = nullptr;  // of candidates; null: the whole vocabulary
-  int64_t n = vocab_;
-  if (top_k || (p.min_p > 0.0f && !top_p)) {
-    n = top_k ? keep_top_k(x, p.top_k, work) : keep_likely(p, x, largest, work);
-    x = work.values.data();
-    ids = work.ids.data();
-  }
+  const int64_t n = top_k ? keep_top_k(x, p.top_k, work) : keep_likely(p, x, largest, work);
   float* e = work.e.data();
-  double total = kernels.exponentials(x, n, largest, factor, e, work.sums.data());
+  double total = kernels.exponentials(work.values.data(), n, largest, factor, e, work.sums.data());
   float threshold = p.min_p;
   if (top_p)  // the candidates' logits, which lie in `values`, are not needed any more
     threshold = std::max(threshold, nucleus(kernels, e, n, static_cast<double>(p.top_p) * total, work.values, work.spare));
   if (threshold > 0.0f) total = kernels.kept_sums(e, n, threshold, work.sums.data());
-  const int64_t at = walk(e, n, threshold, work.sums, u * total);
-  return ids ? ids[at] : static_cast<int32_t>(at);
+  return work.ids[static_cast<size_t>(
+      walk([&](int64_t start) { return e + start; }, n, threshold, work.sums, u * total))];
 }
 
-// Of raw logits x, whose chunks' maxima are in work.maxima.
-void Sampler::log_probs(const float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out,
-                        Work& work) const {
+// How many logits are larger than this one, passing over chunks that hold none.
+int64_t Sampler::count_larger(const float* x, float logit, const Work& work) const {
   const SamplingKernels& kernels = *noria::kernels().sampling;
-  const float largest = *std::max_element(work.maxima.begin(), work.maxima.end());
-  double level = 0;
-  if (largest > -kInfinity)
-    level = static_cast<double>(largest) + std::log(kernels.exponentials(x, vocab_, largest, 1.0f, nullptr, nullptr));
+  int64_t count = 0;
+  for (int64_t start = 0; start < vocab_; start += kSamplingChunk)
+    if (work.maxima[static_cast<size_t>(start / kSamplingChunk)] > logit)
+      count += kernels.count_above(x + start, std::min(kSamplingChunk, vocab_ - start), logit);
+  return count;
+}
+
+// Of raw logits x.
+void Sampler::log_probs(float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out, Work& work) const {
+  const SamplingKernels& kernels = *noria::kernels().sampling;
+  const RowScan found = bounded_scan(kernels, x, vocab_, 1.0f, work.maxima.data(), work.sums.data());
+  const double level = found.largest > -kInfinity ? static_cast<double>(found.largest) + std::log(found.total) : 0;
   const auto value = [&](float logit) {
     return std::isnan(logit) ? -kInfinity : static_cast<float>(static_cast<double>(logit) - level);
   };
   const float logit = std::isnan(x[chosen]) ? -kInfinity : x[chosen];
   out.chosen[row] = value(logit);
-  out.ranks[row] = static_cast<int32_t>(1 + kernels.count_above(x, vocab_, logit));
+  out.ranks[row] = static_cast<int32_t>(1 + count_larger(x, logit, work));
   const int64_t k = std::min(wanted, vocab_);
   if (k < 1) return;
   const float low = lower_bound_of_top(kernels, x, vocab_, work.maxima, work.ranked, k);
@@ -311,7 +365,6 @@ void Sampler::prepare(Pool& pool) {
 
 void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions, int32_t* tokens,
                      const LogProbColumns* logprobs) {
-  const SamplingKernels& kernels = *noria::kernels().sampling;
   prepare(pool);
   if (logprobs) clear(*logprobs, logits.rows);
   pool.run(logits.rows, [&](int64_t row, int thread) {
@@ -319,13 +372,9 @@ void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, con
     const Slot& slot = states_[static_cast<size_t>(slots[row])];
     float* x = logits.row(row);
     adjust(slot, positions[row], x, work);
-    bounded_maxima(kernels, x, vocab_, work.maxima.data());
     tokens[row] = draw(slot, positions[row], x, work);
     if (!logprobs || slot.params.logprobs < 0) return;
-    if (!work.changed.empty()) {
-      for (auto at = work.changed.rbegin(); at != work.changed.rend(); ++at) x[at->first] = at->second;
-      bounded_maxima(kernels, x, vocab_, work.maxima.data());
-    }
+    for (auto at = work.changed.rbegin(); at != work.changed.rend(); ++at) x[at->first] = at->second;
     log_probs(x, tokens[row], slot.params.logprobs, row, *logprobs, work);
   });
   // After all rows: two rows of one slot must not race.
@@ -336,12 +385,10 @@ void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, con
 }
 
 void Sampler::score(Pool& pool, const Logits& logits, const int32_t* targets, const LogProbColumns& out) {
-  const SamplingKernels& kernels = *noria::kernels().sampling;
   prepare(pool);
   clear(out, logits.rows);
   pool.run(logits.rows, [&](int64_t row, int thread) {
     Work& work = *works_[static_cast<size_t>(thread)];
-    bounded_maxima(kernels, logits.row(row), vocab_, work.maxima.data());
     log_probs(logits.row(row), targets[row], out.k, row, out, work);
   });
 }

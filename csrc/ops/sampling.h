@@ -12,6 +12,8 @@
 
 namespace noria {
 
+struct RowScan;  // kernels/sampling.h
+
 struct SamplingParams {
   float temperature = 1, top_p = 1, min_p = 0;
   int32_t top_k = 0;  // <= 0: all
@@ -76,8 +78,12 @@ class Sampler {
   void adjust(const Slot& slot, int32_t position, float* x, Work& work) const;
   int64_t keep_top_k(const float* x, int64_t k, Work& work) const;
   int64_t keep_likely(const SamplingParams& p, const float* x, float largest, Work& work) const;
-  int32_t draw(const Slot& slot, int32_t position, const float* x, Work& work) const;
-  void log_probs(const float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out, Work& work) const;
+  int64_t keep_mass(const float* x, float largest, float factor, double target, Work& work) const;
+  int32_t draw_from_all(const SamplingParams& p, const float* x, const RowScan& row, float factor, double u,
+                        Work& work) const;
+  int32_t draw(const Slot& slot, int32_t position, float* x, Work& work) const;
+  int64_t count_larger(const float* x, float logit, const Work& work) const;
+  void log_probs(float* x, int32_t chosen, int64_t wanted, int64_t row, const LogProbColumns& out, Work& work) const;
   void prepare(Pool& pool);  // work space for each thread
 
   int64_t vocab_;
