@@ -218,6 +218,34 @@ def test_the_best_rate_is_the_best_of_the_tries() -> None:
     assert len(asked) >= 6
 
 
+def test_a_long_context_is_filled_with_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint("llama", tmp_path / "model")
+    monkeypatch.setattr("noria.bench.steps._COMPUTED", 32)
+    phases = [Phase("decode", seqs, length) for seqs, length in ((1, 100), (2, 100), (3, 20))]
+    options = EngineOptions(model=ModelOptions(model=str(tmp_path / "model")), device=DeviceOptions(threads=1))
+    bench = StepBench(options, phases)
+    computed: list[int] = []
+    copied: list[tuple[int, int]] = []
+
+    class Spy:
+        def run(self, batch: Batch, cache: Any) -> None:
+            computed.extend(batch.positions.tolist())
+
+        def copy_blocks(self, pairs: np.ndarray[Any, Any]) -> None:
+            copied.extend((int(a), int(b)) for a, b in pairs)
+
+    bench.program = bench._cache = Spy()  # type: ignore[assignment]
+    bench.prepare(phases[0])
+    assert computed == list(range(32))
+    assert copied == [(0, 2), (1, 3), (0, 4), (1, 5), (0, 6)]
+    bench.prepare(phases[1])  # the same context: one more sequence
+    assert len(computed) == 32
+    assert copied[5:] == [(block, block + 7) for block in range(7)]
+    bench.prepare(phases[2])
+    assert computed[32:] == list(range(19))
+    assert copied[12:] == [(0, 2), (1, 3), (0, 4), (1, 5)]
+
+
 def test_more_memory_than_there_is_cannot_be_read() -> None:
     pool = _native.Pool(2)
     memory = _native.LimitMemory(pool, 1 << 20)
