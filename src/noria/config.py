@@ -93,7 +93,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         max_queued_requests: most waiting requests before 429.
         continuous: False: static batching, the baseline.
         static_timeout: seconds that an incomplete static batch waits for more requests.
-        in_flight_depth: steps planned ahead of their results; 1 is synchronous.
+        in_flight_depth: steps planned ahead of their results; 1 is synchronous. None: 2 where many requests run, so
+            that planning takes no time of its own, else 1, so that planning does not disturb short steps.
         max_preemptions: times that one request may be preempted before it is no longer chosen.
     """
 
@@ -103,7 +104,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     policy: Policy = "fcfs"
     continuous: bool = True
     static_timeout: float = 0.1
-    in_flight_depth: int = 1
+    in_flight_depth: int | None = None
     max_preemptions: int = 8
 
     def __post_init__(self) -> None:

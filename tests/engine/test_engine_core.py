@@ -386,3 +386,25 @@ def test_columns_are_read_as_little_endian():
     outputs = driver.step()
     assert outputs.request_ids == (2**40).to_bytes(8, "little")
     assert outputs.tokens == answer()[0][0].to_bytes(4, "little")
+
+
+def test_steps_of_many_rows_are_planned_ahead_and_small_ones_are_not():
+    driver, depths = Driver(slots=20, depth=None, num_blocks=200), []
+    collect = driver.executor.collect
+
+    def watched():
+        depths.append((len(driver.executor.results), len(driver.executor.results[0].slots)))
+        return collect()
+
+    driver.executor.collect = watched
+    asked = {number: (other(number, 3 + number % 5), 4 if number < 17 else 12) for number in range(20)}
+    for number, (prompt, length) in asked.items():
+        driver.submit(number, prompt, max_tokens=length, logprobs=1)
+    driver.run()
+    assert {held for held, rows in depths if rows >= 17} == {2}
+    assert {held for held, rows in depths[-6:]} == {1}  # the three longest are left
+    for number, (prompt, length) in asked.items():
+        expected, reason = answer(prompt, max_tokens=length)
+        assert (driver.tokens(number), driver.finish(number).reason) == (expected, reason)
+        # One to each token: results of two steps never share a message.
+        assert driver.seen[number].logprobs == pytest.approx([-token / 10 for token in expected])

@@ -46,7 +46,7 @@ class Driver:
         worker = {name: more.pop(name) for name in ("num_blocks", "max_model_len") if name in more}
         options = CacheOptions(block_size=8, **(cache or {}))
         scheduling = SchedulerOptions(max_num_seqs=slots, max_num_batched_tokens=budget, in_flight_depth=depth, **more)
-        self.executor = FakeExecutor(slots=slots, budget=budget, depth=depth, block_size=8, **worker)
+        self.executor = FakeExecutor(slots=slots, budget=budget, depth=depth or 2, block_size=8, **worker)
         self.core = EngineCore(self.executor, options, scheduling, **({"clock": clock} if clock else {}))
         self.seen: dict[int, Seen] = {}
         self.steps = 0

@@ -33,6 +33,9 @@ from noria.messages import (
 )
 
 _log = logging.getLogger(__name__)
+# Rows from which on a step is planned while another one runs. Planning 100 rows takes a millisecond or two, cold. With
+# few rows it takes less than the kernels lose by it: it runs on a processor that a kernel thread needs.
+_MANY_ROWS = 16
 
 
 class EngineCore:
@@ -61,7 +64,8 @@ class EngineCore:
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
         self._scheduler = Scheduler(self._manager, scheduler, slots)
         self._executor = executor
-        self._depth = scheduler.in_flight_depth
+        self._adapts = scheduler.in_flight_depth is None
+        self._depth = scheduler.in_flight_depth or 1
         self._clock = clock
         self._flights: deque[Flight] = deque()
         self._outputs = Outputs()
@@ -117,25 +121,33 @@ class EngineCore:
         Raises:
             EngineError: the executor failed; this engine cannot go on.
         """
-        began = self._clock()
-        flight = self._scheduler.schedule(began, self._outputs)
-        planned = self._clock()
+        began = planned = self._clock()
+        flight = None
+        if len(self._flights) < self._depth:
+            flight = self._scheduler.schedule(began, self._outputs)
+            planned = self._clock()
         if flight is not None:
             self._executor.submit(flight.plan)
             self._flights.append(flight)
-        collected = updated = self._clock()
-        if self._flights and (flight is None or len(self._flights) >= self._depth):
-            oldest = self._flights.popleft()
-            try:
-                result = self._executor.collect()
-            except Exception as error:
-                raise EngineError(f"step {oldest.plan.step} failed: {error}") from error
-            collected = self._clock()
-            self._scheduler.update(oldest, result, collected, self._outputs)
-            updated = self._clock()
-        self._scheduler.counters.step_seconds += updated - began
-        self._scheduler.counters.plan_seconds += planned - began + updated - collected
+            if self._adapts:
+                self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
+        # One at most, since a message has one token of a request.
+        updating = self._collect() if self._flights and (flight is None or len(self._flights) >= self._depth) else 0.0
+        counters = self._scheduler.counters
+        counters.step_seconds += self._clock() - began
+        counters.plan_seconds += planned - began + updating
         return self._say()
+
+    def _collect(self) -> float:
+        """Takes in the results of the oldest step in flight; returns the seconds that took once they were there."""
+        oldest = self._flights.popleft()
+        try:
+            result = self._executor.collect()
+        except Exception as error:
+            raise EngineError(f"step {oldest.plan.step} failed: {error}") from error
+        collected = self._clock()
+        self._scheduler.update(oldest, result, collected, self._outputs)
+        return self._clock() - collected
 
     def check(self) -> None:
         """Raises CacheCheckError unless every block is accounted for."""

@@ -35,6 +35,9 @@ _PARENT_CHECK_MS = 1000
 _LINGER_MS = 2000
 _CHECK_AFTER_SECONDS = 1.0  # of idleness
 _PR_SET_PDEATHSIG = 1
+# How long Python's lock is kept from a thread that wants it. The worker's thread needs it between two kernels while the
+# main thread plans the step after: the default of 5 ms would be a tenth of a step.
+_SWITCH_SECONDS = 0.0001
 
 
 class HandshakeError(NoriaError):
@@ -202,6 +205,7 @@ def _refusal(error: Exception) -> Refused:
 def main(address: str) -> int:
     """Runs an engine process; returns its exit status."""
     setup_logging_from(os.environ)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     parent = die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides what to do
     mailbox = Mailbox(address, parent)
