@@ -99,7 +99,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 1024
+    max_num_batched_tokens: int = 512
     max_queued_requests: int = 1024
     policy: Policy = "fcfs"
     continuous: bool = True

@@ -49,7 +49,7 @@ ENGINE_FLAGS = (
     Flag("max_model_len", int, MODEL, "Most tokens of prompt and answer together (default: the model's)."),
     Flag("generation_config", bool, MODEL, "Whether the model's own sampling defaults are used (default yes)."),
     Flag("max_num_seqs", int, BATCHING, "Most requests running at once (default 256)."),
-    Flag("max_num_batched_tokens", int, BATCHING, "Most tokens computed in one step (default 1024)."),
+    Flag("max_num_batched_tokens", int, BATCHING, "Most tokens computed in one step (default 512)."),
     Flag("max_queued_requests", int, BATCHING, "Most requests waiting; more are refused with 429 (default 1024)."),
     Flag("scheduling_policy", str, BATCHING, "fcfs, or priority: smaller `priority` first (default fcfs)."),
     Flag("static_batching", bool, BATCHING, "The baseline: a batch runs until its last request ends."),
