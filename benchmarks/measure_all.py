@@ -52,7 +52,7 @@ def stages_before(results: Path, root: Path, model: str, text: Path | None) -> l
     found.append(Stage("idle server", _script("idle.py", "--model", model, "--json", str(path)), path, 30, 120))
     shapes = ("--models", str(root / "shapes"), "--llama-bin", str(root / "llama.cpp" / "build" / "bin"))
     path = results / "shapes.json"
-    found.append(Stage("other shapes", _script("shapes.py", *shapes, "--output", str(path)), path, 240, 600))
+    found.append(Stage("other shapes", _script("shapes.py", *shapes, "--output", str(path)), path, 180, 500))
     if text is not None:
         path = results / "peers-perplexity.json"
         asked = ("--model", model, "--text", str(text), "--root", str(root), "--output", str(path))
@@ -72,7 +72,7 @@ def peers(results: Path, root: Path, model: str, store: Path, seconds: float, li
 def growth(results: Path, model: str) -> Stage:
     output = results / "growth"
     command = _script("growth.py", "--model", model, "--quantization", "int8", "--output", str(output))
-    return Stage("growth of a step", command, output.with_suffix(".json"), 150, 400)
+    return Stage("growth of a step", command, output.with_suffix(".json"), 90, 300)
 
 
 def _script(name: str, *flags: str) -> tuple[str, ...]:
