@@ -143,11 +143,14 @@ struct PanelProduct {
   }
 };
 
+// How far a single tile looks ahead: what the outer caches send in the time that they take to answer.
+constexpr int64_t kAheadBytes = 16 << 10;
+
 // Shares the next panel out among the tiles of this one, for prefetching; of many tiles, among the last.
 void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
   constexpr int64_t most = 16;
-  if (count == 1) {  // the tile reads its panel just once: ask for its own weights, a page ahead
-    tile.ahead = tile.panel + 4096;
+  if (count == 1) {  // the tile reads its panel just once: ask for its own weights and the next panel's
+    tile.ahead = tile.panel + kAheadBytes;
     tile.ahead_half = kStepBytes / 2;
     tile.ahead_step = kStepBytes;
     return;
