@@ -3,6 +3,7 @@
 
 #include <cfloat>
 
+#include "kernels/attention_amx.h"
 #include "kernels/attention_int8.h"
 #include "kernels/attention_tile.h"
 #include "kernels/rope.h"
@@ -34,18 +35,30 @@ struct Work {
 #ifdef NORIA_INTEGER_ATTENTION
   ByteQueries q;
   ByteWeights weights;
+  TileScales tile_scales;
+#endif
+#ifdef NORIA_AMX_ATTENTION
+  TileWork tile;
 #endif
   explicit Work(const AttentionJob& job) : at_(job.work) {
-    const int64_t rows = job.rows;
+    const int64_t rows = (job.rows + 15) / 16 * 16;
     scores = take<float>(rows * kTile);
     decay = take<float>(rows);
-    scales = take<float>(2 * kTile);
+    scales = take<float>(3 * kTile);
     keys = take<float>(kTile * kMaxHeadDim);
     values = take<float>(kTile * kMaxHeadDim);
 #ifdef NORIA_INTEGER_ATTENTION
-    q = {take<int8_t>(rows * job.cache.head_dim), take<int8_t>(rows * job.cache.head_dim), take<int32_t>(rows),
-         take<int32_t>(rows), take<float>(rows)};
-    weights = {take<uint8_t>(rows * kTile), take<uint8_t>(rows * kTile), take<float>(rows)};
+    const int64_t stride = (job.cache.head_dim + 63) / 64 * 64;
+    q = {take<int8_t>(rows * stride), take<int8_t>(rows * stride), stride, take<int32_t>(rows), take<float>(rows)};
+    weights = {take<uint8_t>(rows * kTile), take<uint8_t>(rows * kTile)};
+    tile_scales = {scales, scales + kTile, scales + 2 * kTile, 0};
+#endif
+#ifdef NORIA_AMX_ATTENTION
+    tile.offsets = take<int32_t>(rows * 16);
+    for (int32_t*& sums : tile.sums) sums = take<int32_t>(kTileVectors * 2 * kTileInts);
+    tile.products = take<int32_t>(4 * kTileInts);
+    tile.scales = take<float>(kSegmentTiles * 3 * kTile);
+    tile.staged = take<char>(int64_t{kAttentionSegment} * 2 * stride);
 #endif
   }
 
@@ -243,29 +256,45 @@ template <class T, bool kScales> static void attend_tile(const AttentionJob& job
 }
 
 #ifdef NORIA_INTEGER_ATTENTION
-static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
+// A block of at most 16 rows: `ahead` is the tile to be fetched meanwhile, or null.
+static void attend_block(const AttentionJob& job, const Tile& tile, const Tile* ahead, const Work& work, int row, int rows) {
   static constexpr IntegerKernels<false> plain;
-  static constexpr IntegerKernels<true> ahead;
+  static constexpr IntegerKernels<true> fetching;
   const int dim = job.cache.head_dim;
-  strips(job.rows, (tile.tokens + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int rows, int v, int count) {
-    const auto& kernels = next && r == 0 ? ahead.dots : plain.dots;
-    kernels[rows - 1][count - 1](work.q, r, dim, tile.keys + v, next ? next->keys + v : nullptr,
-                                 work.scores + r * kTile + v * kLanes);
+  int32_t* sums = reinterpret_cast<int32_t*>(work.scores);
+  strips(rows, (tile.tokens + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int count, int v, int vectors) {
+    const auto& kernels = ahead && r == 0 ? fetching.dots : plain.dots;
+    kernels[count - 1][vectors - 1](work.q, row + r, dim, tile.keys + v, ahead ? ahead->keys + v : nullptr,
+                                    sums + r * kTile + v * kLanes);
   });
-  for (int r = 0; r < job.rows; ++r) {
-    float* scores = work.scores + r * kTile;
-    const float largest = weigh<true>(job, tile, r, work.q.factor[r], work.scales, scores, work.decay + r);
-    split_weights(scores, largest, r, work.weights);
+  BlockState block;
+  for (int r = rows; r < kBlockRows; ++r) block.most[r] = -__builtin_inff(), block.scale[r] = 0;
+  for (int r = 0; r < rows; ++r) {
+    const auto sum = [&](int v) { return load_words(reinterpret_cast<const char*>(sums + r * kTile + v * kLanes)); };
+    const float query_scale = work.q.scale[row + r];
+    block.seen[r] = seen_positions(job, row + r, tile.first, tile.tokens);
+    block.scale[r] = score_scale(job, query_scale);
+    block.most[r] = reduce_max(scale_sums<true>(job, query_scale, work.tile_scales, block.seen[r], sum,
+                                             work.scores + r * kTile, kLanes));
   }
-  strips(job.rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int rows, int v, int count) {
-    const auto& kernels = next && r == 0 ? ahead.sums : plain.sums;
-    kernels[rows - 1][count - 1](work.weights, r, work.decay + r, tile.values, next ? next->values : tile.values, v * kLanes,
-                                 job.accumulated + r * tile.values.stride + v * kLanes);
+  update_maxima(job, row, rows, block);
+  for (int r = 0; r < rows; ++r)
+    weigh_seen(work.tile_scales, work.scores + r * kTile, kLanes, r, block, job.sum + (row + r) * kSumLanes, work.weights, r);
+  strips(rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int count, int v, int vectors) {
+    const auto& kernels = ahead && r == 0 ? fetching.sums : plain.sums;
+    kernels[count - 1][vectors - 1](work.weights, r, block, r, tile.values, ahead ? ahead->values : tile.values, v * kLanes,
+                                    job.accumulated + (row + r) * tile.values.stride + v * kLanes);
   });
+}
+
+static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const Tile* next, Work& work) {
+  prepare_scales(work.tile_scales);
+  for (int row = 0; row < job.rows; row += kBlockRows)
+    attend_block(job, tile, row == 0 ? next : nullptr, work, row, job.rows - row < kBlockRows ? job.rows - row : kBlockRows);
 }
 #endif
 
-template <class T> static void compute_tile(const AttentionJob& job, Tile& tile, const Tile* next, const Work& work) {
+template <class T> static void compute_tile(const AttentionJob& job, Tile& tile, const Tile* next, Work& work) {
 #ifdef NORIA_INTEGER_ATTENTION
   if constexpr (T::kPack == 4) return attend_tile_integer(job, tile, next, work);
 #endif
@@ -274,19 +303,90 @@ template <class T> static void compute_tile(const AttentionJob& job, Tile& tile,
   attend_tile<F32, T::kPack == 4>(job, tile, nullptr, work);
 }
 
-template <class T> static void attend_segment(const AttentionJob& job) {
-  const CacheUnits& cache = job.cache;
-  const Work work(job);
-  const int64_t stride = padded_dim(cache.head_dim);
+// Query rows in the form that products want, and states that begin anew.
+template <class T> static void begin_rows(const AttentionJob& job, const Work& work) {
+  const int64_t stride = padded_dim(job.cache.head_dim);
   for (int r = 0; r < job.rows; ++r) {
 #ifdef NORIA_INTEGER_ATTENTION
-    if (T::kPack == 4) split_query(job.q + r * cache.head_dim, cache.head_dim, r, work.q);
+    if (T::kPack == 4 && !job.same_rows) split_query(job.q + r * job.cache.head_dim, job.cache.head_dim, r, work.q);
 #endif
     if (job.resume) continue;
     job.maximum[r] = -FLT_MAX;
     store(job.sum + r * kSumLanes, zero());
     for (int64_t i = 0; i < stride; i += kLanes) store(job.accumulated + r * stride + i, zero());
   }
+}
+
+#ifdef NORIA_AMX_ATTENTION
+// Copies a tile to where all rows will read it. Of tokens and dims that do not exist anything may be left: they meet zeros.
+static void stage(const AttentionJob& job, int first, const Work& work, int index, StagedTile& out) {
+  const int dim = job.cache.head_dim, key_words = dim / 4;
+  const int64_t key_bytes = work.q.stride * 16, row = int64_t{dim} * 4, stride = padded_dim(dim) * 4;
+  Tile tile;
+  locate(job.cache, 4, job.keys, first, tile);
+  out.first = first;
+  out.tokens = tile.tokens;
+  float* scales = work.tile.scales + index * 3 * kTile;
+  out.scales = {scales, scales + kTile, scales + 2 * kTile, 0};
+  gather_scales(tile, scales);
+  prepare_scales(out.scales);
+  out.keys = work.tile.staged + index * kTile * 2 * work.q.stride;
+  out.values = out.keys + kTileVectors * key_bytes;
+  if (job.cache.block_shift == 3) join_runs(tile, key_words, reinterpret_cast<char*>(work.values));
+  for (int v = 0; v * kLanes < tile.tokens; ++v)
+    for (int64_t at = 0; at < key_words * 64; at += 64)
+      store(reinterpret_cast<float*>(out.keys + v * key_bytes + at), load(reinterpret_cast<const float*>(tile.keys[v] + at)));
+  for (int quad = 0; quad * 4 < tile.tokens; ++quad)
+    for (int64_t at = 0; at < row; at += 64)
+      store(reinterpret_cast<float*>(out.values + weight_quad(quad) * stride + at),
+            load(reinterpret_cast<const float*>(tile.values.runs[quad / 2] + quad % 2 * row + at)));
+}
+
+// Fetches a tile of the next segment.
+static void fetch_next(const AttentionJob& job, int index) {
+  const int first = job.next.begin + index * kTile;
+  if (first >= job.next.end) return;
+  Tile tile;
+  locate(job.cache, 4, job.next, first, tile);
+  fetch_runs(tile, 0, int64_t{job.cache.head_dim} * 8, true);
+}
+
+static void attend_segment_amx(const AttentionJob& job) {
+  const Work work(job);
+  begin_rows<Int8>(job, work);
+  for (int r = 0; r < job.rows && !job.same_rows; ++r) store(reinterpret_cast<float*>(work.tile.offsets + r * 16), as_float(set1_int(work.q.offset[r])));
+  StagedTile staged[kSegmentTiles];
+  int count = 0;
+  for (int first = job.keys.begin; first < job.keys.end; first += kTile, ++count) stage(job, first, work, count, staged[count]);
+  const TileJob tiles{job, work.q, work.weights, work.tile};
+  configure_tiles(job.rows);
+  const int parts = (job.rows + kBlockRows - 1) / kBlockRows;
+  for (int row = 0; row < job.rows; row += kBlockRows) {
+    const int rows = job.rows - row < kBlockRows ? job.rows - row : kBlockRows;
+    int from = count, to = 0;  // the tiles that one of the rows sees something of
+    for (int i = 0; i < count; ++i) {
+      uint64_t seen = 0;
+      for (int r = row; r < row + rows && !seen; ++r) seen = seen_positions(job, r, staged[i].first, staged[i].tokens);
+      if (!seen) continue;
+      from = i < from ? i : from;
+      to = i + 1;
+    }
+    if (from < to)
+      attend_rows(tiles, row, rows, staged + from, to - from, [&](int i) {
+        if (i % parts == row / kBlockRows) fetch_next(job, i);
+      });
+  }
+  tiles_release();
+}
+#endif
+
+template <class T> static void attend_segment(const AttentionJob& job) {
+  const CacheUnits& cache = job.cache;
+#ifdef NORIA_AMX_ATTENTION
+  if (T::kPack == 4 && job.rows >= kAmxRows) return attend_segment_amx(job);
+#endif
+  Work work(job);
+  begin_rows<T>(job, work);
   const int64_t run_bytes = static_cast<int64_t>(cache.head_dim) * 32 / T::kPack;
   // Few rows fetch the next tile while they compute; many have time for a burst of fetches.
   const bool spread = job.rows < kWidenRows && cache.block_shift > 3;

@@ -43,6 +43,7 @@ struct AttentionJob {
   const float* q = nullptr;         // [rows][head_dim]
   const int32_t* positions = nullptr;  // [rows]
   int rows = 0;
+  bool same_rows = false;  // `work` was last used for the same q: it still holds what was made of them
   int window = 0;
   float scale = 1, softcap = 0;
   // The online softmax of the segment: started anew, or continued where earlier tiles of it have left it.
@@ -55,10 +56,12 @@ struct AttentionJob {
 };
 
 constexpr int64_t padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// Scores, decays and the like per row, a tile of keys and values as floats, and rows in int8 halves.
+// Scores, decays and the like per row, rows in int8 halves, a tile of keys and values as floats, a segment of them as they
+// are, and sums of tiles.
 constexpr int64_t attention_work_bytes(int64_t rows) {
-  return (rows * (kAttentionTile + 8) + 2 * kAttentionTile * (1 + kMaxHeadDim)) * 4 + rows * 2 * (kMaxHeadDim + kAttentionTile) +
-         16 * 64;
+  const int64_t padded = (rows + 15) / 16 * 16;
+  return padded * ((kAttentionTile + 24) * 4 + 2 * (kMaxHeadDim + kAttentionTile)) +
+         2 * kAttentionTile * (2 + kMaxHeadDim) * 4 + kAttentionSegment * (2 * kMaxHeadDim + 3 * 4) + 24 * 1024;
 }
 
 // Tokens of one layer between the qkv product and attention: query and key heads are normed and rotated, keys and values

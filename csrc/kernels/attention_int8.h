@@ -1,9 +1,12 @@
-// q·k and p·v over the int8 cache with VNNI: exact integer products and sums.
+// Attention over the int8 cache where the level has integer dot products (VNNI, and AMX where many rows meet a tile).
 //
-// The other side keeps 16 bits. A query row is q = factor * (256 * high + low) with signed bytes, a row of weights of one
-// tile is p = factor * (256 * high + low) with unsigned ones: rounded to 1/65,278 of the largest of the row, 1/65,535 of the
-// largest of the tile, far below the cache's own rounding (1/254). Two byte products with exact int32 sums then stand for
-// one in float, at a quarter of its cost.
+// The other side keeps 16 bits. A query row is q = scale * code with codes of 16 bits, the weights of one tile are
+// p * value scale = factor * code: rounded to 1/65,278 of the largest of the row, 1/65,532 of the largest value scale,
+// far below the cache's own rounding (1/254). A code is split in two bytes, 256 * high + low, whose products with the
+// cache's bytes are summed in int32. Integers make every path exact: which one computes a row cannot change a bit.
+//
+// Weights are relative to the largest score of their own tile, so that a tile far below the maximum keeps its precision;
+// `gain` brings a tile's sums to the level of the rows' maximum.
 #pragma once
 #include "kernels/attention_tile.h"
 
@@ -13,6 +16,9 @@
 namespace noria::NORIA_ISA {
 
 static constexpr int kIntegerRows = 3, kIntegerVectors = 4;  // two accumulators each: 24 registers
+static constexpr int kBlockRows = 16;                        // rows whose softmax is computed together: a vector, a tile
+static constexpr int kWeightCodes = 65532;  // not 65,535: an exponential may exceed 1 by its error
+static constexpr int kTileVectors = kAttentionTile / kLanes;
 
 // sum += the four products of unsigned bytes with signed bytes. Inline assembly, because GCC 12 keeps the accumulator of
 // the intrinsic on the stack.
@@ -26,63 +32,65 @@ static inline Vi broadcast_bytes(const void* p) {
   return set1_int(word);
 }
 
+// 256 * high + low. |sums of codes| < 2^31 for 256 dims and for 64 tokens.
+static inline Vi join_bytes(Vi high, Vi low) { return add_int(shift_left<8>(high), low); }
+
 // Query rows in bytes.
 struct ByteQueries {
-  int8_t *high, *low;          // [rows][head_dim]
-  int32_t *high_sum, *low_sum;  // [rows] -128 * sum: keys are stored as code + 128
-  float* factor;               // [rows]
+  int8_t *high, *low;  // [rows][stride], zero beyond head_dim
+  int64_t stride;      // a multiple of 64
+  int32_t* offset;     // [rows] -128 * sum of codes: keys are stored as code + 128
+  float* scale;        // [rows]
 };
 
-static void split_query(const float* q, int dim, int row, const ByteQueries& out) {
+static inline void split_query(const float* q, int dim, int row, const ByteQueries& out) {
   Vf most = zero();
   for (int i = 0; i < dim; i += kLanes) most = max(abs(dim - i >= kLanes ? load(q + i) : load_partial(q + i, dim - i)), most);
   const float largest = reduce_max(most);
   const bool usable = largest > 1e-30f;
   const Vf inverse = set1(usable ? 32639.0f / largest : 0.0f);  // 127 * 256 + 127
-  Vi high_sum = set1_int(0), low_sum = high_sum;
-  for (int i = 0; i < dim; i += kLanes) {
-    const int n = dim - i < kLanes ? dim - i : kLanes;
+  Vi sum = set1_int(0);
+  int8_t *to_high = out.high + row * out.stride, *to_low = out.low + row * out.stride;
+  for (int i = 0; i < out.stride; i += kLanes) {
+    const int n = dim - i < 0 ? 0 : dim - i < kLanes ? dim - i : kLanes;
     const Vi code = to_int(mul(load_partial(q + i, n), inverse));
     const Vi high = _mm512_srai_epi32(add_int(code, set1_int(128)), 8);
-    const Vi low = _mm512_sub_epi32(code, shift_left<8>(high));
-    store_low8_partial(out.high + row * dim + i, high, n);
-    store_low8_partial(out.low + row * dim + i, low, n);
-    high_sum = add_int(high_sum, high);
-    low_sum = add_int(low_sum, low);
+    store_low8(to_high + i, high);
+    store_low8(to_low + i, _mm512_sub_epi32(code, shift_left<8>(high)));
+    sum = add_int(sum, code);
   }
-  out.high_sum[row] = -128 * reduce_add_int(high_sum);
-  out.low_sum[row] = -128 * reduce_add_int(low_sum);
-  out.factor[row] = usable ? largest / 32639.0f : 0.0f;
+  out.offset[row] = -128 * reduce_add_int(sum);
+  out.scale[row] = usable ? largest / 32639.0f : 0.0f;
 }
 
-// scores[r] = (256 * high + low) · key codes. |high sums| < 2^22 for 256 dims, so that their conversion is exact.
+// sums[r] = codes of q · codes of the keys.
 template <int R, int V, bool kAhead>
 static void dot_integer(const ByteQueries& q, int row, int dim, const char* const* keys, const char* const* next,
-                        float* scores) {
+                        int32_t* sums) {
   Vi high[R][V], low[R][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      high[r][v] = set1_int(q.high_sum[row + r]);
-      low[r][v] = set1_int(q.low_sum[row + r]);
+      high[r][v] = set1_int(0);
+      low[r][v] = set1_int(q.offset[row + r]);
     }
   const char *key[V], *ahead[V];
   for (int v = 0; v < V; ++v) key[v] = keys[v];
   if constexpr (kAhead)
     for (int v = 0; v < V; ++v) ahead[v] = next[v];
-  const int8_t *q_high = q.high + static_cast<int64_t>(row) * dim, *q_low = q.low + static_cast<int64_t>(row) * dim;
+  const int8_t *q_high = q.high + row * q.stride, *q_low = q.low + row * q.stride;
   for (int64_t i = 0; i < dim; i += 4) {
     Vi h[R], l[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      h[r] = broadcast_bytes(q_high + r * dim + i);
-      l[r] = broadcast_bytes(q_low + r * dim + i);
+      h[r] = broadcast_bytes(q_high + r * q.stride + i);
+      l[r] = broadcast_bytes(q_low + r * q.stride + i);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const Vi word = load_words(key[v] + i * 16);
-      fetch<kAhead>(ahead[v] + i * 16);
+      if constexpr (kAhead) fetch<kAhead>(ahead[v] + i * 16);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         dot_bytes(high[r][v], word, h[r]);
@@ -94,31 +102,174 @@ static void dot_integer(const ByteQueries& q, int row, int dim, const char* cons
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v)
-      store(scores + r * kAttentionTile + v * kLanes, fma(set1(256.0f), to_float(high[r][v]), to_float(low[r][v])));
+      _mm512_storeu_si512(sums + r * kAttentionTile + v * kLanes, join_bytes(high[r][v], low[r][v]));
 }
 
-// Weights of a tile in bytes.
-struct ByteWeights {
-  uint8_t *high, *low;  // [rows][kAttentionTile]
-  float* factor;        // [rows]
+// ---- softmax of a block of rows: raw sums → weights in bytes
+
+// What a tile's tokens have in common for all rows.
+struct TileScales {
+  float *keys, *values;  // [kAttentionTile], zero for tokens that do not exist
+  float* weights;        // [kAttentionTile] value scales in codes, for rows that see the whole tile
+  float factor;          // of those: value of a code
 };
 
-// weights: [kAttentionTile], none negative; the largest of them.
-static inline void split_weights(const float* weights, float largest, int row, const ByteWeights& out) {
+// Weights of a tile in bytes, in the order that packing leaves them in: the four tokens of quad q (4 q … 4 q + 3) are at
+// weight_quad(q). Its own inverse.
+static inline int weight_quad(int q) { return q % 4 * 4 + q / 4; }
+struct ByteWeights {
+  uint8_t *high, *low;  // [rows][kAttentionTile]
+};
+
+// Of the rows of a block.
+struct alignas(64) BlockState {
+  float most[kBlockRows];    // largest key-scaled sum that the row sees, -inf if it sees none
+  float scale[kBlockRows];   // of those, to powers of two
+  float level[kBlockRows];   // largest score of the tile
+  float gain[kBlockRows];    // 2^(level - maximum)
+  float decay[kBlockRows];   // 2^(maximum before - maximum)
+  float factor[kBlockRows];  // of the sums of weights · values
+  uint64_t seen[kBlockRows];
+};
+
+// 2^x for x <= 0 within 3e-6, and for x slightly above; a row's vectors at once, step by step, so that they overlap. What
+// scalef takes of x is its floor.
+static inline void weight_powers(const Vf* x, Vf* p) {
+  Vf r[kTileVectors];
+#define NORIA_STEP(statement) _Pragma("GCC unroll 4") for (int v = 0; v < kTileVectors; ++v) statement
+  NORIA_STEP(r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);)
+  NORIA_STEP(p[v] = fma(set1(1.3534167996e-2f), r[v], set1(5.2011461076e-2f));)
+  NORIA_STEP(p[v] = fma(p[v], r[v], set1(2.4144275611e-1f));)
+  NORIA_STEP(p[v] = fma(p[v], r[v], set1(6.9300383479e-1f));)
+  NORIA_STEP(p[v] = fma(p[v], r[v], set1(1.0000025933f));)
+  NORIA_STEP(p[v] = _mm512_scalef_ps(p[v], x[v]);)
+#undef NORIA_STEP
+}
+
+static inline void smallest_factor(float largest, float& inverse, float& factor) {
   const bool usable = largest > 1e-30f;
-  const Vf inverse = set1(usable ? 65535.0f / largest : 0.0f);
+  inverse = usable ? kWeightCodes / largest : 0.0f;
+  factor = usable ? largest / kWeightCodes : 0.0f;
+}
+
+static inline void prepare_scales(TileScales& scales) {
+  Vf most = zero();
+  for (int i = 0; i < kAttentionTile; i += kLanes) most = max(most, load(scales.values + i));
+  float inverse;
+  smallest_factor(reduce_max(most), inverse, scales.factor);
+  for (int i = 0; i < kAttentionTile; i += kLanes) store(scales.weights + i, mul(load(scales.values + i), set1(inverse)));
+}
+
+// The positions of a tile that a row sees, one bit each.
+static inline uint64_t seen_positions(const AttentionJob& job, int row, int first, int tokens) {
+  const int position = job.positions[row] - first;
+  const int low = job.window && position - job.window + 1 > 0 ? position - job.window + 1 : 0;
+  const int high = position + 1 < tokens ? position + 1 : tokens;
+  if (low >= high) return 0;
+  return (high < 64 ? (uint64_t{1} << high) - 1 : ~uint64_t{0}) & ~uint64_t{0} << low;
+}
+
+static inline __mmask16 lanes_of(uint64_t seen, int v) { return static_cast<__mmask16>(seen >> (v * kLanes)); }
+
+// Sums of one row → sums times key scales (or, with a soft cap, scores), -inf where hidden; returns their largest.
+// sums(v): the v-th vector of sums. stride: floats from a vector of `out` to the next.
+template <bool kSome, class Sums>
+static inline Vf scale_sums(const AttentionJob& job, float query_scale, const TileScales& scales, uint64_t seen, Sums sums,
+                            float* out, int stride) {
+  Vf most = set1(-__builtin_inff());
+  const bool capped = job.softcap != 0;
+  const Vf scale = set1(capped ? query_scale * (job.scale / job.softcap) : 1.0f), cap = set1(job.softcap * kLog2E);
 #pragma GCC unroll 4
-  for (int i = 0; i < kAttentionTile; i += kLanes) {
-    const Vi code = to_int(mul(load(weights + i), inverse));
-    store_low8(out.high + row * kAttentionTile + i, shift_right<8>(code));
-    store_low8(out.low + row * kAttentionTile + i, code);
+  for (int v = 0; v < kTileVectors; ++v) {
+    Vf x = mul(to_float(sums(v)), load(scales.keys + v * kLanes));
+    if (capped) x = mul(tanh(mul(x, scale)), cap);
+    if (kSome) x = _mm512_mask_blend_ps(lanes_of(seen, v), set1(-__builtin_inff()), x);
+    store(out + v * stride, x);
+    most = max(most, x);
   }
-  out.factor[row] = usable ? largest / 65535.0f : 0.0f;
+  return most;
+}
+
+// From what scale_sums makes of a row to powers of two.
+static inline float score_scale(const AttentionJob& job, float query_scale) {
+  return job.softcap ? 1.0f : query_scale * (job.scale * kLog2E);
+}
+
+// From the block's largest sums: levels, gains and decays; new maxima.
+static inline void update_maxima(const AttentionJob& job, int row, int rows, BlockState& block) {
+  const __mmask16 valid = first_lanes(rows);
+  const Vf most = load(block.most);
+  const __mmask16 sees = _mm512_cmp_ps_mask(most, set1(-__builtin_inff()), _CMP_GT_OQ);
+  const Vf level = _mm512_maskz_mul_ps(sees, most, load(block.scale));
+  const Vf before = load_partial(job.maximum + row, rows);
+  const Vf now = _mm512_mask_max_ps(before, sees, level, before);
+  store(block.level, level);
+  store(block.gain, _mm512_maskz_mov_ps(sees, power_of_two(sub(level, now))));
+  store(block.decay, power_of_two(sub(before, now)));
+  _mm512_mask_storeu_ps(job.maximum + row, valid, now);
+}
+
+// Four vectors of weight codes → their high and low bytes.
+static inline void split_weights(const Vi* codes, uint8_t* high, uint8_t* low) {
+  const Vi a = _mm512_packus_epi32(codes[0], codes[1]), b = _mm512_packus_epi32(codes[2], codes[3]);
+  const Vi mask = set1_int(0x00ff00ff);
+  _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+  _mm512_storeu_si512(low, _mm512_packus_epi16(and_int(a, mask), and_int(b, mask)));
+}
+
+// Scaled sums of one row of the block → weights in bytes, and the row's sum.
+template <bool kSome>
+static inline void weigh_row(const TileScales& scales, const float* scaled, int stride, int r, BlockState& block,
+                             float* sum, uint8_t* high, uint8_t* low) {
+  static_assert(kTileVectors == 4);
+  const uint64_t seen = block.seen[r];
+  float inverse = 0, factor = scales.factor;
+  if (kSome) {  // later tokens must not matter, neither do their scales
+    Vf most = zero();
+    for (int v = 0; v < kTileVectors; ++v)
+      most = max(most, _mm512_maskz_loadu_ps(lanes_of(seen, v), scales.values + v * kLanes));
+    smallest_factor(reduce_max(most), inverse, factor);
+  }
+  const Vf scale = set1(block.scale[r]), level = set1(-block.level[r]);
+  Vf x[kTileVectors], p[kTileVectors];
+  Vi codes[kTileVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kTileVectors; ++v) x[v] = fma(load(scaled + v * stride), scale, level);
+  weight_powers(x, p);
+#pragma GCC unroll 4
+  for (int v = 0; v < kTileVectors; ++v) {
+    if (kSome) p[v] = _mm512_maskz_mov_ps(lanes_of(seen, v), p[v]);
+    const Vf factors = kSome ? mul(load(scales.values + v * kLanes), set1(inverse)) : load(scales.weights + v * kLanes);
+    codes[v] = to_int(mul(p[v], factors));
+  }
+  const Vf total = add(add(p[0], p[1]), add(p[2], p[3]));
+  split_weights(codes, high, low);
+  store(sum, fma(total, set1(block.gain[r]), mul(load(sum), set1(block.decay[r]))));
+  block.factor[r] = factor * block.gain[r];
+}
+
+static inline void hide_row(int r, BlockState& block, uint8_t* high, uint8_t* low) {
+  _mm512_storeu_si512(high, set1_int(0));
+  _mm512_storeu_si512(low, set1_int(0));
+  block.factor[r] = 0;
+}
+
+static inline void weigh_seen(const TileScales& scales, const float* scaled, int stride, int r, BlockState& block,
+                              float* sum, const ByteWeights& weights, int row) {
+  uint8_t *high = weights.high + row * kAttentionTile, *low = weights.low + row * kAttentionTile;
+  if (block.seen[r] == ~uint64_t{0}) weigh_row<false>(scales, scaled, stride, r, block, sum, high, low);
+  else if (block.seen[r]) weigh_row<true>(scales, scaled, stride, r, block, sum, high, low);
+  else hide_row(r, block, high, low);
+}
+
+// accumulated = accumulated * decay + sums of weights · values.
+static inline void add_values(Vi sums, Vf decay, Vf factor, float* at) {
+  store(at, fma(to_float(sums), factor, mul(decay, load(at))));
 }
 
 template <int R, int V, bool kAhead>
-static void accumulate_integer(const ByteWeights& weights, int row, const float* decay, const ValueTile& tile,
-                               const ValueTile& next, int dim, float* accumulated) {
+static void accumulate_integer(const ByteWeights& weights, int row, const BlockState& block, int block_row,
+                               const ValueTile& tile, const ValueTile& next, int dim, float* accumulated) {
   Vi high[R][V], low[R][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
@@ -130,16 +281,17 @@ static void accumulate_integer(const ByteWeights& weights, int row, const float*
     const char* words = tile.runs[first / 8] + dim * 4;
     const char* ahead = kAhead ? next.runs[first / 8] + dim * 4 : nullptr;
     for (int t = first; t < first + 8 && t < tile.tokens; t += 4, words += stride) {
+      const int at = weight_quad(t / 4) * 4;
       Vi h[R], l[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        h[r] = broadcast_bytes(w_high + r * kAttentionTile + t);
-        l[r] = broadcast_bytes(w_low + r * kAttentionTile + t);
+        h[r] = broadcast_bytes(w_high + r * kAttentionTile + at);
+        l[r] = broadcast_bytes(w_low + r * kAttentionTile + at);
       }
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
         const Vi word = load_words(words + v * 64);
-        fetch<kAhead>(ahead + v * 64);
+        if constexpr (kAhead) fetch<kAhead>(ahead + v * 64);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           dot_bytes(high[r][v], h[r], word);
@@ -150,19 +302,16 @@ static void accumulate_integer(const ByteWeights& weights, int row, const float*
     }
   }
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    const Vf keep = set1(decay[r]), factor = set1(weights.factor[row + r]);
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      float* at = accumulated + r * tile.stride + v * kLanes;
-      const Vf sum = fma(set1(256.0f), to_float(high[r][v]), to_float(low[r][v]));
-      store(at, fma(sum, factor, mul(keep, load(at))));
-    }
-  }
+    for (int v = 0; v < V; ++v)
+      add_values(join_bytes(high[r][v], low[r][v]), set1(block.decay[block_row + r]), set1(block.factor[block_row + r]),
+                 accumulated + r * tile.stride + v * kLanes);
 }
 
-using DotIntegerFn = void (*)(const ByteQueries&, int, int, const char* const*, const char* const*, float*);
-using AccumulateIntegerFn = void (*)(const ByteWeights&, int, const float*, const ValueTile&, const ValueTile&, int, float*);
+using DotIntegerFn = void (*)(const ByteQueries&, int, int, const char* const*, const char* const*, int32_t*);
+using AccumulateIntegerFn = void (*)(const ByteWeights&, int, const BlockState&, int, const ValueTile&, const ValueTile&, int,
+                                     float*);
 
 template <bool kAhead> struct IntegerKernels {  // [rows - 1][vectors - 1]
   DotIntegerFn dots[kIntegerRows][kIntegerVectors];

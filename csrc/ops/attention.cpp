@@ -153,7 +153,10 @@ void run_task(const Step& step, const AttentionTask& task, const AttentionTask* 
     job.keys = key_range(step, task, segment);
     if (segment + 1 < task.last_segment) job.next = key_range(step, task, segment + 1);
     else job.next = after ? key_range(step, *after, after->first_segment) : KeyRange();
-    if (job.keys.begin < job.keys.end) attend(step, job, state);
+    if (job.keys.begin < job.keys.end) {
+      attend(step, job, state);
+      job.same_rows = true;
+    }
     if (task.partial < 0 && segment > task.first_segment) fold(step, total, part, 0, rows);
   }
   if (task.partial < 0) finish(step, task, total);

@@ -2,8 +2,8 @@
 
 namespace noria {
 
-static constexpr int kRows = 48;        // most query rows of a task (or the heads of one token)
-static constexpr int kPrefixRows = 96;  // of a shared prefix's task
+static constexpr int kFewerRows = 48;   // query rows of a task (or the heads of one token) where tasks are few
+static constexpr int kRows = 96;        // most query rows of a task elsewhere: keys and values are fetched less often
 static constexpr int kFewRows = 24;     // so many rows of a sequence, or one token's, may join others
 static constexpr int kWorth = 256;      // key positions saved by sharing, in all, that pay for another round of tasks
 
@@ -88,8 +88,8 @@ struct Planner {
       rows += tokens(order[i]) * group;
     }
     if (static_cast<int64_t>(members.size() - 1) * (run.end - first) < kWorth || members.size() < 2) return;
-    const int64_t tasks = (rows + kPrefixRows - 1) / kPrefixRows * cache.kv_heads * ((run.end - first) / kAttentionSegment + 1);
-    const int64_t most = tasks < threads * 4 && threads > 1 ? kRows : kPrefixRows;
+    const int64_t tasks = (rows + kRows - 1) / kRows * cache.kv_heads * ((run.end - first) / kAttentionSegment + 1);
+    const int64_t most = tasks < threads * 4 && threads > 1 ? kFewerRows : kRows;
     const int64_t each = (rows + (rows + most - 1) / most - 1) / ((rows + most - 1) / most);  // evenly
     for (size_t i = 0; i < members.size();) {
       AttentionPrefix prefix{static_cast<int32_t>(plan.members.size()), 0, 0, first, run.end, plan.partial_floats};
@@ -122,11 +122,13 @@ struct Planner {
 
   // All tasks of the step over whole contexts.
   void list_tasks() {
-    const int run = std::max(1, kRows / group);
+    int64_t many = 0;
+    for (int32_t s = 0; s < batch.seqs; ++s) many += (tokens(s) * group + kRows - 1) / kRows * cache.kv_heads;
+    const int run = std::max(1, (threads > 1 && many < threads * 8 ? kFewerRows : kRows) / group);
     for (int32_t s = 0; s < batch.seqs; ++s) {
       const int32_t prefix = prefix_of[static_cast<size_t>(s)], count = tokens(s);
-      for (int t = 0; t < count; t += run) {
-        for (int32_t h = 0; h < cache.kv_heads; ++h) {
+      for (int32_t h = 0; h < cache.kv_heads; ++h) {  // a head's keys and values stay in the cache for all tokens
+        for (int t = 0; t < count; t += run) {
           AttentionTask task{s, h, t, std::min(run, count - t), 0, 0, -1, prefix, row_of[static_cast<size_t>(s)]};
           task.first_segment = begin(task) / kAttentionSegment;
           task.last_segment = (end(task) - 1) / kAttentionSegment + 1;

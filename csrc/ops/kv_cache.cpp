@@ -11,7 +11,7 @@
 namespace noria {
 
 static constexpr size_t kHugePage = size_t{2} << 20;
-static constexpr size_t kSlack = 64;  // kernels load whole vectors at the end of the last unit
+static constexpr size_t kSlack = 1024;  // kernels load whole vectors and tiles at the end of the last unit
 
 static int element_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::bf16 ? 2 : 1; }
 

@@ -156,6 +156,23 @@ def test_chunks_change_no_bit(isa: str, type: str, window: int) -> None:
 
 
 @pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(6, 1, 8), (6, 2, 72), (6, 2, 80), (8, 1, 128), (4, 1, 256)]
+)
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+def test_few_rows_and_many_take_the_same_steps(
+    isa: str, type: str, heads: int, kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    """Many rows go through other instructions than a row alone: tile products, values widened once for all."""
+    length = 333
+    setup = Setup(type, heads, kv_heads, head_dim, block_size, (length,))
+    for options in ({}, {"window": 90}, {"softcap": 3.0}):
+        whole = setup.attend([(0, 0, length)], **options)[0]
+        for at in (*range(0, 70, 9), *range(250, length)):
+            assert np.array_equal(setup.attend([(0, at, 1)], **options)[0][0], whole[at])
+
+
+@pytest.mark.parametrize("type", TYPES)
 def test_neighbours_and_threads_change_no_bit(isa: str, type: str) -> None:
     lengths = (600, 1, 130, 64, 1500, 33)
     setup = Setup(type, 9, 3, 64, 16, lengths)
