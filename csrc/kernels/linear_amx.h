@@ -80,22 +80,27 @@ struct AmxTail {
   }
 };
 
+// Up to so many bytes of k, half a panel stays in the nearest cache from one block of rows to the next, if the rows, which come
+// once, go past it.
+static constexpr int64_t kNearBytes = 768;
+
 // 17–32 rows.
-template <class Dot> static void amx_tall(const AmxBlock& block) {
+template <class Dot, bool kStream> static void amx_tall(const AmxBlock& block) {
   const AmxTail tail(block);
   const int64_t whole = block.steps / kAmxSteps;
   for (int half = 0; half < 2; ++half) {
     const char* x = block.x;
     const char* w = block.panel + half * 128;
     const auto multiply = [&](const char* weights) __attribute__((always_inline)) {
-      tile_load<4>(x, block.x_stride);
+      kStream ? tile_stream<4>(x, block.x_stride) : tile_load<4>(x, block.x_stride);
       tile_load<6>(weights, kStepBytes);
-      tile_load<7>(weights + 64, kStepBytes);
       Dot::template dot<0, 4, 6>();
-      Dot::template dot<1, 4, 7>();
-      tile_load<5>(x + kTileRows * block.x_stride, block.x_stride);
+      const char* second = x + kTileRows * block.x_stride;
+      kStream ? tile_stream<5>(second, block.x_stride) : tile_load<5>(second, block.x_stride);
       Dot::template dot<2, 5, 6>();
+      tile_load<7>(weights + 64, kStepBytes);
       Dot::template dot<3, 5, 7>();
+      Dot::template dot<1, 4, 7>();
       x += 64;
     };
     tile_zero<0>();
@@ -152,7 +157,8 @@ template <class Dot> static void amx_flat(const AmxBlock& block) {
 
 template <class Dot> static void amx_block(int rows, const AmxBlock& block) {
   amx_shape(rows);
-  rows > kTileRows ? amx_tall<Dot>(block) : amx_flat<Dot>(block);
+  if (rows <= kTileRows) return amx_flat<Dot>(block);
+  block.steps * 4 <= kNearBytes ? amx_tall<Dot, true>(block) : amx_tall<Dot, false>(block);
 }
 
 static AmxBlock amx_operands(const ProductTile& tile, int64_t x_stride, void* out) {

@@ -36,6 +36,10 @@ template <int t> static inline void tile_zero() { asm volatile("tilezero %%tmm%c
 template <int t> static inline void tile_load(const void* p, int64_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(t), "r"(p), "r"(stride) : "memory");
 }
+// The same, past the nearest cache: for what is read once while other operands stay there.
+template <int t> static inline void tile_stream(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(t), "r"(p), "r"(stride) : "memory");
+}
 template <int t> static inline void tile_store(void* p, int64_t stride) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(t), "r"(p), "r"(stride) : "memory");
 }
