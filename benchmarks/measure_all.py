@@ -24,6 +24,7 @@ from noria.bench.report import machine
 
 HERE = Path(__file__).parent
 NORIA = (sys.executable, "-m", "noria.cli.main")
+STOP_SECONDS = 150.0  # a stage gets this long to stop the servers that it started
 SCHEMES = ("int8", "auto", "none")  # of the roofline
 
 
@@ -104,7 +105,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(60)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

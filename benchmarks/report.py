@@ -26,6 +26,8 @@ PRESETS = {
     "W4": "100 requests, 32 at a time, 896 shared tokens and 32 own, 32 out",
     "W5": "200 requests, 64 at a time, 16…512 in, 16…512 out, heavy at the short end",
 }
+SHORT_CALL = 100.0  # µs
+FEW_ROWS = 8  # up to which a product is bound by its weights' bytes
 ABOVE = 0.03  # share of a step from which on an op is listed
 # Why an op stays below its limit, by the beginning of its label.
 WHY = {
@@ -34,7 +36,6 @@ WHY = {
     "convert": "rounds activations to codes, a pass over vectors that products read once",
     "norm": "a short pass over vectors; two passes over each row, sum and scaling",
     "sampling": "compares every logit; the limit counts one read of them",
-    "head": "",
     "embed": "rows of the table are dequantised one by one",
 }
 
@@ -194,18 +195,27 @@ def phase_table(name: str, model: Mapping[str, Any], phase: Mapping[str, Any]) -
 
 
 def why(op: Mapping[str, Any], tokens: int) -> str:
+    """What keeps an op from its limit, as far as its kind and figures tell."""
     if op["of_limit"] >= 0.9:
         return "at the limit"
     for start, text in WHY.items():
-        if op["op"].startswith(start) and text:
+        if op["op"].startswith(start):
             return text
-    if op["bound_by"] == "stored":
-        return "memory; unpacking and scaling codes between the reads"
-    if op["bound_by"] in ("int8", "bf16", "f32"):
-        few = f"{tokens} rows fill tiles badly; " if tokens % 16 else ""
-        groups = "sums are scaled and added in floats at every group; " if "int" in op["op"] else ""
-        return f"{few}{groups}operands come from the caches, not from registers".strip()
-    return "a pass over vectors, no product"
+    if not op["operations"]:
+        return "a pass over vectors, no product"
+    call = 1e3 * op["ms"] / op["count"]  # µs
+    reasons = [f"calls of {call:,.0f} µs, of which start and end are a part"] if call < SHORT_CALL else []
+    if tokens <= FEW_ROWS:
+        reasons.append(
+            "bound by memory; codes are unpacked between the reads" if "int" in op["op"] else "bound by memory"
+        )
+    else:
+        reasons.append("operands come from the caches, in the limit from registers")
+        if tokens % 16:
+            reasons.append(f"{tokens} rows do not fill tiles of 16")
+        if "int4" in op["op"]:
+            reasons.append("codes are unpacked, sums scaled at every group")
+    return "; ".join(reasons)
 
 
 def others(inputs: Inputs) -> Iterator[str]:

@@ -98,10 +98,12 @@ class Book:
     """The file of results."""
 
     def __init__(self, path: Path, about: dict[str, Any], forget: Sequence[str] = ()) -> None:
-        """`forget`: beginnings of names whose values are measured again."""
+        """`forget`: beginnings of names whose values are measured again. Raises Unavailable: of another text."""
         self._path = path
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        values = known.get("perplexity", {}) if known.get("about") == about else {}
+        if known and known["about"] != about:
+            raise Unavailable(f"{path} was measured on something else: delete it, or name another --output")
+        values = known.get("perplexity", {})
         self.values: dict[str, float] = {
             name: value for name, value in values.items() if not name.startswith(tuple(forget))
         }
@@ -166,13 +168,10 @@ def main() -> int:
         place = Place(args.root, args.model, resolve(args.model), args.threads)
         text = args.text.read_text(encoding="utf-8")
         windows = cut(place, text, args.chunks)
-        about = {
-            "model": args.model,
-            "text": args.text.name,
-            "chunks": args.chunks,
-            "scored": args.chunks * (FIRST - 1),
-        }
-        measure(place, args.engines.split(","), args.text, windows, Book(args.output, about))
+        about = {"model": args.model, "text": args.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        about |= {"chunks": args.chunks, "scored": args.chunks * (FIRST - 1)}
+        book = Book(args.output, about, [name for name in args.again.split(",") if name])
+        measure(place, args.engines.split(","), args.text, windows, book)
     except (NoriaError, Unavailable, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

