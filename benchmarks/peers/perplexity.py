@@ -11,6 +11,7 @@ are kept one by one; what is in the file already is not measured again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import re
