@@ -408,3 +408,30 @@ def test_steps_of_many_rows_are_planned_ahead_and_small_ones_are_not():
         assert (driver.tokens(number), driver.finish(number).reason) == (expected, reason)
         # One to each token: results of two steps never share a message.
         assert driver.seen[number].logprobs == pytest.approx([-token / 10 for token in expected])
+
+
+def test_a_step_is_not_planned_long_before_it_can_run():
+    """Who arrives while a step runs is part of the next one, unless that had to be planned already."""
+    clock = Clock()
+    driver = Driver(slots=20, depth=None, num_blocks=200, clock=clock)
+    collect = driver.executor.collect
+
+    def slow():
+        clock.now += 0.04
+        return collect()
+
+    driver.executor.collect = slow
+    for number in range(20):
+        driver.submit(number, other(number, 3), max_tokens=10)
+    for _ in range(7):
+        driver.step()
+    assert len(driver.executor.results) == 1  # one runs
+    assert driver.core.idle_seconds == pytest.approx(0.7 * 0.04)
+    clock.now += 0.02
+    assert driver.core.idle_seconds == pytest.approx(0.7 * 0.04 - 0.02)
+    driver.abort(3)  # to be said at once
+    assert driver.core.idle_seconds == 0
+    driver.step()
+    clock.now += 0.03
+    assert driver.core.idle_seconds == 0
+    driver.run()

@@ -15,6 +15,7 @@ from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
 from noria.config import CacheOptions, SchedulerOptions
 from noria.engine.flight import Flight
+from noria.engine.forecast import Forecast
 from noria.engine.outputs import Outputs
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Scheduler
@@ -68,6 +69,8 @@ class EngineCore:
         self._depth = scheduler.in_flight_depth or 1
         self._clock = clock
         self._flights: deque[Flight] = deque()
+        self._forecast = Forecast()
+        self._began = 0.0  # when the oldest step in flight did
         self._outputs = Outputs()
         self._orders = 0
         self.draining = False
@@ -96,9 +99,12 @@ class EngineCore:
 
     @property
     def idle_seconds(self) -> float:
-        """How long the next step would have nothing to do: above 0 only while a static batch fills."""
-        if self._flights or self._outputs:
+        """How long the next step would have nothing to do, or had better wait: while a static batch fills, and while a
+        step runs whose successor need not be planned yet. What is heard meanwhile can be part of it."""
+        if self._outputs or len(self._flights) >= self._depth:
             return 0.0
+        if self._flights:
+            return max(0.0, self._began + self._forecast.seconds(self._flights[0].plan) - self._clock())
         return self._scheduler.delay(self._clock())
 
     @property
@@ -128,6 +134,8 @@ class EngineCore:
             planned = self._clock()
         if flight is not None:
             self._executor.submit(flight.plan)
+            if not self._flights:
+                self._began = planned
             self._flights.append(flight)
             if self._adapts:
                 self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
@@ -146,6 +154,8 @@ class EngineCore:
         except Exception as error:
             raise EngineError(f"step {oldest.plan.step} failed: {error}") from error
         collected = self._clock()
+        self._forecast.learn(oldest.plan, collected - self._began)
+        self._began = collected
         self._scheduler.update(oldest, result, collected, self._outputs)
         return self._clock() - collected
 

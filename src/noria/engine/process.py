@@ -143,6 +143,8 @@ def run(core: EngineCore, mailbox: Mailbox) -> None:
             wait = _CHECK_AFTER_SECONDS if unchecked else None
         heard = _receive(core, mailbox.inbox, wait)
         if core.has_work and not core.stopped:
+            if heard and core.idle_seconds > 0.0:
+                continue  # there may be more to hear before the next step
             unchecked = True
             outputs = core.step()
             if outputs is not None:
