@@ -106,14 +106,25 @@ class Runner:
         self.report = Report()
 
     def run(self, only: Sequence[str] = ()) -> Report:
-        """`only`: names of variants; all if empty."""
-        variants = {
-            (engine.name, variant.name): (engine, variant)
-            for engine in self._engines
-            if self._prepared(engine)
+        """`only`: names of the other engines' variants; all if empty. Of Noria's, those run that they are compared
+        with, and all where there is no other."""
+        ready = [engine for engine in self._engines if self._prepared(engine)]
+        others = [
+            (engine, variant)
+            for engine in ready
+            if engine.name != "Noria"
             for variant in engine.variants
-            if not only or variant.name in only or engine.name == "Noria"
-        }
+            if not only or variant.name in only
+        ]
+        compared = {name for _, variant in others for name in variant.against}
+        ours = [
+            (engine, variant)
+            for engine in ready
+            if engine.name == "Noria"
+            for variant in engine.variants
+            if not others or variant.name in compared
+        ]
+        variants = {(engine.name, variant.name): (engine, variant) for engine, variant in [*ours, *others]}
         todo = jobs(list(variants), self._plan.presets, self._plan.turns, self._plan.everything)
         with contextlib.ExitStack() as stack:
             players = {key: stack.enter_context(Player(*about)) for key, about in variants.items()}
