@@ -48,7 +48,7 @@ class Case:
 _LONG = ((1, 1024), (32, 1024), (1, 8192), (8, 8192))
 CASES = (
     Case("qwen2.5-1.5b", "Q4_0", "auto", ((8, CONTEXT), (100, CONTEXT), (256, CONTEXT), *_LONG)),
-    Case("qwen2.5-1.5b", "Q8_0", "auto", ((100, CONTEXT), (256, CONTEXT), *_LONG)),
+    Case("qwen2.5-1.5b", "Q8_0", "int8", ((100, CONTEXT), (256, CONTEXT), *_LONG)),
     Case("qwen2.5-0.5b", "BF16", "none", ((100, CONTEXT), (256, CONTEXT), *_LONG)),
 )
 
