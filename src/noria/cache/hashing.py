@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 Digest = Callable[[bytes, bytes], bytes]
 Parent = int | str
@@ -47,8 +47,7 @@ class HashChain:
             digests.append(before)
 
 
-@dataclass(slots=True, frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A block whose content is known. `serial` is never used again, `parent` is the serial of the block before."""
 
     block: int

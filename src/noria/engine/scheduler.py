@@ -185,7 +185,8 @@ class Scheduler:
         """Admits waiting requests in order, each with all blocks of its prompt, until something runs short."""
         quota = self._admission.quota(len(self.running), len(self.waiting), self.waiting.oldest, now)
         budget = self.budget - int(draft.counts.sum())
-        looks = _MOST_LOOKS
+        # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
+        share, looks = max(1, self.manager.counts().total // 100), _MOST_LOOKS
         while quota > 0 and budget > 0 and self.running.free_slots and looks > 0:
             request = self.waiting.first()
             if request is None or request.idle_from > self.collected or self._stuck == (request, self._frees):
@@ -194,7 +195,7 @@ class Scheduler:
             if prefix is None:
                 looks -= 1
                 continue
-            table = self._table(request, prefix, draft)
+            table = self._table(request, prefix, draft, share if len(self.running) else 0)
             if table is None:
                 self._stuck = (request, self._frees)
                 self._admission.blocked()
@@ -230,10 +231,8 @@ class Scheduler:
             return None
         return _Prefix(match, found)
 
-    def _table(self, request: Request, prefix: _Prefix, draft: Draft) -> BlockTable | None:
+    def _table(self, request: Request, prefix: _Prefix, draft: Draft, reserve: int) -> BlockTable | None:
         size = self._size(request)
-        # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
-        reserve = max(1, self.manager.counts().total // 100) if len(self.running) else 0
         if prefix.sibling is None:
             return self.manager.admit(request.id, request.chain, prefix.match, size, reserve)
         fork = self.manager.fork(request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve)
@@ -291,11 +290,7 @@ class Scheduler:
         for request, computed in flight.progress:
             if request.state is State.RUNNING:
                 self._progress(request, computed, now, outputs)
-        for row, (request, token) in enumerate(zip(flight.sampled, result.tokens.tolist(), strict=True)):
-            if request.state is not State.FINISHED:
-                if request.params.logprobs is not None and result.logprobs is not None:
-                    outputs.add_logprobs(request, token, row, result.logprobs)
-                self._accept(request, token, now, outputs)
+        self._accept(flight.sampled, result, now, outputs)
 
     def _progress(self, request: Request, computed: int, now: float, outputs: Outputs) -> None:
         """`computed` tokens of a running request are valid: others may share them."""
@@ -313,15 +308,22 @@ class Scheduler:
         if not request.samples:
             self._finish(request, "length", now, outputs)
 
-    def _accept(self, request: Request, token: int, now: float, outputs: Outputs) -> None:
-        """A new token, of a running request or of one that was preempted after the step had begun."""
-        request.tokens.append(token)
-        outputs.request_ids.append(request.id)
-        outputs.tokens.append(token)
-        self.counters.generation_tokens += 1
-        reason = _ending(request)
-        if reason:
-            self._finish(request, reason, now, outputs, token if reason == "stop" else None)
+    def _accept(self, sampled: list[Request], result: StepResult, now: float, outputs: Outputs) -> None:
+        """A new token each, of running requests or of such as were preempted after the step had begun."""
+        ids, tokens, scores = outputs.request_ids, outputs.tokens, result.logprobs
+        before = len(ids)
+        for row, (request, token) in enumerate(zip(sampled, result.tokens.tolist(), strict=True)):
+            if request.state is State.FINISHED:
+                continue
+            if scores is not None and request.params.logprobs is not None:
+                outputs.add_logprobs(request, token, row, scores)
+            known = request.tokens
+            known.append(token)
+            ids.append(request.id)
+            tokens.append(token)
+            if (token in request.stops or len(known) >= request.limit) and (reason := _ending(request)):
+                self._finish(request, reason, now, outputs, token if reason == "stop" else None)
+        self.counters.generation_tokens += len(ids) - before
 
 
 def _ending(request: Request) -> FinishReason | None:
