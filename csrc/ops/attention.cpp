@@ -7,6 +7,7 @@
 #include "core/isa.h"
 #include "kernels/attention.h"
 #include "ops/attention_plan.h"
+#include "ops/owners.h"
 
 namespace noria {
 
@@ -199,13 +200,21 @@ void grow(Buffer& buffer, int64_t bytes) {
 void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTask>& prefix_tasks,
                const std::vector<AttentionTask>& tasks, char* memory, int64_t each) {
   const int64_t prefixes = static_cast<int64_t>(prefix_tasks.size()), count = static_cast<int64_t>(tasks.size());
-  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16);
-  pool.run(prefixes + (count + run - 1) / run, [&](int64_t index, int thread) {
-    char* own = memory + thread * each;
-    if (index < prefixes) return run_prefix(step, prefix_tasks[static_cast<size_t>(index)], own);
-    const int64_t first = (index - prefixes) * run, end = std::min(first + run, count);
+  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16), runs = (count + run - 1) / run;
+  const auto run_some = [&](int64_t index, int thread) {
+    const int64_t first = index * run, end = std::min(first + run, count);
     for (int64_t i = first; i < end; ++i)
-      run_task(step, tasks[static_cast<size_t>(i)], i + 1 < end ? &tasks[static_cast<size_t>(i) + 1] : nullptr, own);
+      run_task(step, tasks[static_cast<size_t>(i)], i + 1 < end ? &tasks[static_cast<size_t>(i) + 1] : nullptr,
+               memory + thread * each);
+  };
+  if (prefixes == 0) {  // tasks ascend in tokens: each thread begins with those of its own rows
+    const int owners = owners_of(pool, step.batch.tokens);
+    const int64_t share = (runs + owners - 1) / owners;
+    return run_owned(pool, owners, share, [&](int owner, int64_t item, int thread) { run_some(owner * share + item, thread); });
+  }
+  pool.run(prefixes + runs, [&](int64_t index, int thread) {
+    if (index >= prefixes) return run_some(index - prefixes, thread);
+    run_prefix(step, prefix_tasks[static_cast<size_t>(index)], memory + thread * each);
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "core/isa.h"
 #include "kernels/elementwise.h"
+#include "ops/owners.h"
 
 namespace noria {
 
@@ -20,14 +21,9 @@ constexpr int64_t kTasksPerThread = 4;
 
 size_t bytes_of(int64_t rows, const ActivationSpec& spec) { return static_cast<size_t>(rows * spec.row_bytes()); }
 
-// Calls body(first, count) for runs of rows, shared evenly among the threads.
+// Calls body(first, count) for runs of rows, shared among the threads.
 template <class F> void for_runs(Pool& pool, int64_t rows, int64_t width, F body) {
-  const int64_t worth = (rows * width + kLeastFloats - 1) / kLeastFloats;
-  const int64_t tasks = std::min({rows, worth, pool.threads() * kTasksPerThread});
-  pool.run(tasks, [&](int64_t task, int) {
-    const int64_t first = rows * task / tasks, last = rows * (task + 1) / tasks;
-    body(first, last - first);
-  });
+  run_rows(pool, rows, (rows * width + kLeastFloats - 1) / kLeastFloats, kTasksPerThread, body);
 }
 
 void check_targets(int64_t rows, int64_t width, const ActivationSpec* specs, ActivationBuffer* const* out, int count) {

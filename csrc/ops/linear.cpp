@@ -10,6 +10,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "ops/elementwise.h"
+#include "ops/owners.h"
 
 namespace noria {
 namespace {
@@ -22,6 +23,7 @@ int64_t panels_of(const PackedWeight& weight) { return ceil_div(weight.n, kPanel
 struct Cut {
   int64_t rows = 0, row_blocks = 1, panels = 0, panels_per_task = 1;
   int64_t tile_rows = 1;  // blocks begin on a multiple of it
+  int owners = 1;         // threads that have rows, in row_blocks / owners blocks each; 1: all take what comes
   int64_t tasks() const { return row_blocks * ceil_div(panels, panels_per_task); }
   int64_t first_row(int64_t block) const {
     return block == row_blocks ? rows : rows * block / row_blocks / tile_rows * tile_rows;
@@ -50,10 +52,32 @@ struct Height {
   }
 };
 
-Cut cut(int64_t rows, int64_t panels, int64_t row_bytes, int64_t k, const Height& height, int threads) {
+// What a product reads and writes, in bytes.
+struct Traffic {
+  int64_t weights = 0, row = 0, out_row = 0;
+};
+
+// With rows of their own, all threads read all weights, but no thread has to fetch from another core's caches what that has
+// just written (nor will the next op): a byte of a row so saved is worth several of weights, which are asked for ahead.
+bool owns_rows(const Traffic& traffic, int64_t rows) {
+  constexpr int64_t kWorth = 3;
+  return traffic.weights < kWorth * rows * (traffic.row + traffic.out_row);
+}
+
+Cut cut(int64_t rows, int64_t panels, const Traffic& traffic, int64_t k, const Height& height, const Pool& pool) {
+  const int threads = pool.threads();
+  const int64_t row_bytes = traffic.row;
   Cut c;
   c.rows = rows;
   c.panels = panels;
+  c.owners = owns_rows(traffic, rows) ? owners_of(pool, rows) : 1;
+  if (c.owners > 1) {
+    const int64_t blocks = ceil_div(ceil_div(rows, c.owners) * row_bytes, kRowBlockBytes);
+    c.row_blocks = c.owners * blocks;
+    c.panels_per_task = std::max<int64_t>(1, blocks * panels / kTasksPerThread);
+    c.tile_rows = kOwnedAlign;
+    return c;
+  }
   c.row_blocks = ceil_div(rows * row_bytes, kRowBlockBytes);
   if (threads > 1) {
     const int64_t wanted = threads * kTasksPerThread;
@@ -272,8 +296,9 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
 }
 
 template <class Panel> void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, Panel panel) {
-  pool.run(c.tasks(), [&](int64_t task, int thread) {
-    const int64_t block = task % c.row_blocks, first = task / c.row_blocks * c.panels_per_task;
+  const int64_t blocks = c.row_blocks / c.owners;  // of an owner
+  run_owned(pool, c.owners, c.tasks() / c.owners, [&](int owner, int64_t task, int thread) {
+    const int64_t block = owner * blocks + task % blocks, first = task / blocks * c.panels_per_task;
     for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
       panel(p, c.first_row(block), c.first_row(block + 1), thread);
     if (kernels.products->done) kernels.products->done();
@@ -287,18 +312,21 @@ void linear(Pool& pool, const LinearArgs& args) {
   if (args.part_count < 1) throw std::invalid_argument("a product needs at least one part");
   const LinearKernels& table = *kernels().linear;
   const int64_t rows = args.x[args.x_of_part[0]].rows;
-  int64_t panels = 0, bytes = 0, k = 0;
+  int64_t panels = 0, k = 0;
+  Traffic traffic;
+  traffic.out_row = args.largest || streams(args, rows) ? 0 : args.out_stride * 4;
   Height tallest;
   for (int i = 0; i < args.part_count; ++i) {
     const Activations& x = args.x[args.x_of_part[i]];
     check(x, *args.parts[i], rows);
     panels += panels_of(*args.parts[i]);
-    bytes = std::max(bytes, x.spec.row_bytes());
+    traffic.row = std::max(traffic.row, x.spec.row_bytes());
+    traffic.weights += static_cast<int64_t>(args.parts[i]->bytes());
     k = std::max(k, args.parts[i]->k);
     tallest.cover(height(table, *args.parts[i], rows));
   }
   if (rows == 0) return;
-  const Cut c = cut(rows, panels, bytes, k, tallest, pool.threads());
+  const Cut c = cut(rows, panels, traffic, k, tallest, pool);
   run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int thread) {
     if (args.largest) largest_panel(table, args, panel, begin, end, thread);
     else linear_panel(table, args, panel, begin, end);
@@ -313,8 +341,11 @@ void gated_linear(Pool& pool, const GatedLinearArgs& args) {
   check(*args.gate_x, *args.gate, rows);
   check(*args.up_x, *args.up, rows);
   if (rows == 0) return;
-  const int64_t bytes = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
-  const Cut c = cut(rows, panels_of(*args.gate), bytes, 2 * args.gate->k, height(table, *args.gate, rows), pool.threads());
+  Traffic traffic;
+  traffic.weights = static_cast<int64_t>(args.gate->bytes() + args.up->bytes());
+  traffic.row = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
+  traffic.out_row = args.form ? args.form_spec.row_bytes() : args.out_stride * 4;
+  const Cut c = cut(rows, panels_of(*args.gate), traffic, 2 * args.gate->k, height(table, *args.gate, rows), pool);
   run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int) {
     gated_panel(table, args, panel, begin, end);
   });

@@ -4,12 +4,13 @@
 #include "core/isa.h"
 #include "kernels/attention.h"
 #include "ops/attention.h"
+#include "ops/owners.h"
 
 namespace noria {
 
 // Fewer tokens are not worth a task of their own (about half a microsecond).
 static constexpr int64_t kLeastTokens = 4;
-// Tasks per thread: enough that the last ones end nearly together, and that others do what a descheduled thread leaves.
+// Enough that the last ones end nearly together, and that others do what a descheduled thread leaves.
 static constexpr int64_t kTasksPerThread = 4;
 
 static RopeJob whole_job(const RopeCacheArgs& args, const BatchView& batch, const KvCache& cache, int layer) {
@@ -36,15 +37,13 @@ void rope_cache(Pool& pool, const RopeCacheArgs& args, const BatchView& batch, K
   const AttentionKernels& kernels = *noria::kernels().attention;
   const RopeJob whole = whole_job(args, batch, cache, layer);
   const int64_t dim = cache.shape().head_dim, tokens = batch.tokens;
-  const int64_t tasks = std::min((tokens + kLeastTokens - 1) / kLeastTokens, pool.threads() * kTasksPerThread);
-  pool.run(tasks, [&](int64_t task, int) {
-    const int64_t first = tokens * task / tasks;
+  run_rows(pool, tokens, (tokens + kLeastTokens - 1) / kLeastTokens, kTasksPerThread, [&](int64_t first, int64_t count) {
     RopeJob job = whole;
     job.qkv += first * (job.heads + 2 * job.kv_heads) * dim;
     job.q += first * job.heads * dim;
     job.positions += first;
     job.kv_positions += first;
-    job.tokens = tokens * (task + 1) / tasks - first;
+    job.tokens = count;
     kernels.rope(job);
   });
 }

@@ -219,6 +219,24 @@ def test_neighbours_chunks_and_threads_change_no_bit(scheme: Scheme, cache_type:
     np.testing.assert_array_equal(rows(2, mixed, PROMPTS[:2]), alone)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_rows_of_many_threads_change_no_bit(scheme: Scheme) -> None:
+    """So many rows that each thread has some of its own, in pieces that do not divide evenly."""
+    spans, ids = [(0, 28)] * 7 + [(0, 31)], [np.random.default_rng(i).integers(0, VOCAB, 31) for i in range(8)]
+    batch = make_batch(spans, [i.astype(np.int32) for i in ids])
+    rows = len(batch.input_ids)
+    limits = Limits(max_tokens=rows, max_outputs=rows, max_seqs=8)
+    results = []
+    for threads in (1, 2, 3, 5):
+        backend = get_backend("cpu", threads)
+        program = backend.compile(transformer(backend, scheme), limits)
+        assert program.run(batch, backend.new_cache(LAYOUT)) == rows
+        results.append((np.array(program.logits(0, rows)), program.largest(0, rows)))
+    for logits, largest in results[1:]:
+        np.testing.assert_array_equal(logits, results[0][0])
+        np.testing.assert_array_equal(largest, results[0][1])
+
+
 def test_a_transformer_agrees_with_the_reference() -> None:
     found = []
     for backend in (CPU[2], REFERENCE):
