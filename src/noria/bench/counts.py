@@ -67,11 +67,6 @@ def count_step(graph: Graph, batch: Batch, cache: CacheLayout) -> dict[Key, Work
     return dict(counter.works())
 
 
-def sampling_work(rows: int, vocab: int) -> Work:
-    """Every logit is read once."""
-    return Work("sampling", passing=4 * rows * vocab)
-
-
 def product_work(parts: tuple[Weight, ...], rows: int) -> Work:
     """x @ concat(parts).T with so many rows."""
     n = sum(part.n for part in parts)
@@ -160,9 +155,10 @@ class _Counter:
         )
 
     def _head(self, head: Weight) -> Work:
+        # Of each row only the largest logit leaves the head.
         rows = self._rows["outputs"]
         label = f"head {head.k}→{head.n} {head.scheme}"
-        return Work(label, _products((head,), rows), head.nbytes, rows * (_operand_bytes((head,)) + 4 * head.n))
+        return Work(label, _products((head,), rows), head.nbytes, rows * (_operand_bytes((head,)) + 4))
 
     def _attention(self, op: Attention, rows: int) -> Work:
         seen, held = visible_keys(self._batch, op.window)

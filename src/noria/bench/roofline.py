@@ -11,12 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from noria.backends.base import Batch, CacheLayout, Graph
-from noria.bench.counts import Key, Work, count_step, sampling_work
+from noria.bench.counts import Key, Work
 from noria.bench.limits import MachineLimits
 from noria.bench.steps import Phase, StepTimes
-
-SAMPLING: Key = ("sampling", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +97,6 @@ def _row_json(row: OpRow, whole: float) -> dict[str, Any]:
     }
 
 
-def work_of_step(graph: Graph, batch: Batch, cache: CacheLayout, vocab: int) -> dict[Key, Work]:
-    """All work of a step, sampling included."""
-    works = count_step(graph, batch, cache)
-    if len(batch.output_rows):
-        works[SAMPLING] = sampling_work(len(batch.output_rows), vocab)
-    return works
-
-
 def working_set(works: Iterable[Work]) -> int:
     """Bytes that a step reads of what lies in memory between steps."""
     return sum(work.stored for work in works)
@@ -132,9 +121,7 @@ def report(
     phase: Phase, works: dict[Key, Work], times: StepTimes, limits: MachineLimits, stored_rate: float
 ) -> PhaseReport:
     """Puts times and work together, the same op of all layers in one row."""
-    measured = dict(times.ops)
-    if SAMPLING in works:
-        measured[SAMPLING] = times.sampling
+    measured = times.ops
     groups: dict[str, list[Key]] = {}
     for key in measured:
         groups.setdefault(works[key].label, []).append(key)

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noria.backends import get_backend
-from noria.backends.base import Batch, CacheLayout, Limits, SlotSampling
+from noria.backends.base import Batch, CacheLayout, Limits
 from noria.bench.counts import Key
 from noria.config import EngineOptions
 from noria.errors import ConfigError
 from noria.files.resolve import resolve
 from noria.models.loaders import open_checkpoint
 from noria.models.registry import build_model, resolve_max_model_len
-from noria.params import SamplingParams
 from noria.quantize.schemes import choose_cache_type
 from noria.worker.memory import available_memory
 
@@ -68,14 +67,13 @@ class StepTimes:
     """Of a step that no neighbour on the machine disturbs, in seconds: each part's lowest decile over all steps.
 
     Attributes:
-        whole: the sum of the parts. ops: by entry of `CpuProgram.times()`. sampling: drawing tokens from logits.
-        rest: of a step, what belongs to none of these.
+        whole: the sum of the parts. ops: by entry of `CpuProgram.times()`; the head itself takes the tokens, greedily.
+        rest: of a step, what belongs to no op.
         steps: how many were measured. median: of all of them, the whole step as it was.
     """
 
     whole: float
     ops: dict[Key, float]
-    sampling: float
     rest: float
     steps: int
     median: float
@@ -117,10 +115,8 @@ class StepBench:
         self.limits = self._limits(options.scheduler.max_num_batched_tokens)
         self.program = self.backend.compile(model.graph, self.limits)
         self._cache = self.backend.new_cache(self.cache_layout)
-        self._sampler = self.backend.new_sampler(self.limits.max_seqs, self.vocab)
         self._rng = np.random.default_rng(0)
         self._filled = (0, 0)  # length of the sequences that the cache holds, and how many
-        self._greedy()
 
     def batch(self, phase: Phase) -> Batch:
         """The arrays of a phase's step. Each sequence's blocks are its own."""
@@ -167,36 +163,25 @@ class StepBench:
         for _ in range(_WARM_UP):
             self._step(batch)
         walls: list[float] = []
-        samplings: list[float] = []
         ops: list[dict[Key, float]] = []
         end = time.perf_counter() + seconds
         while len(walls) < _LEAST_STEPS or time.perf_counter() < end:
             self.program.profile(True)
-            wall, sampling = self._step(batch)
+            wall = self._step(batch)
             ops.append({(str(entry["name"]), entry["op"]): float(entry["seconds"]) for entry in self.program.times()})
             walls.append(wall)
-            samplings.append(sampling)
         self.program.profile(False)
-        rests = np.array(walls) - np.array(samplings) - np.array([sum(one.values()) for one in ops])
+        rests = np.array(walls) - np.array([sum(one.values()) for one in ops])
         parts = {key: _undisturbed([one[key] for one in ops]) for key in ops[0]}
-        sampling, rest = _undisturbed(samplings), _undisturbed(rests)
-        whole = sum(parts.values()) + sampling + rest
-        return StepTimes(whole, parts, sampling, rest, len(walls), float(np.median(walls)))
+        rest = _undisturbed(rests)
+        whole = sum(parts.values()) + rest
+        return StepTimes(whole, parts, rest, len(walls), float(np.median(walls)))
 
-    def _step(self, batch: Batch) -> tuple[float, float]:
-        """Seconds of the step, and of sampling in it."""
-        sampling = 0.0
+    def _step(self, batch: Batch) -> float:
+        """Seconds of the step."""
         began = time.perf_counter()
-        rows = self.program.run(batch, self._cache)
-        positions = np.zeros(rows, np.int32)
-        slots = np.arange(rows, dtype=np.int32) % self.limits.max_seqs
-        for start in range(0, rows, self.limits.max_outputs):
-            stop = min(start + self.limits.max_outputs, rows)
-            logits = self.program.logits(start, stop)
-            before = time.perf_counter()
-            self._sampler.sample(logits, slots[start:stop], positions[start:stop])
-            sampling += time.perf_counter() - before
-        return time.perf_counter() - began, sampling
+        self.program.largest(0, self.program.run(batch, self._cache))
+        return time.perf_counter() - began
 
     def _batch(self, starts: Sequence[int], ends: Sequence[int], all_outputs: bool) -> Batch:
         """Sequence i computes positions starts[i] … ends[i] - 1."""
@@ -225,11 +210,6 @@ class StepBench:
         outputs = max(phase.outputs for phase in self.phases)
         rows = min(outputs, max(16, _LOGITS_BYTES // (4 * self.vocab)))
         return Limits(max(tokens, budget), rows, max(max(phase.seqs for phase in self.phases), rows))
-
-    def _greedy(self) -> None:
-        params = SamplingParams(temperature=0.0, seed=0)
-        for slot in range(self.limits.max_seqs):
-            self._sampler.admit(slot, SlotSampling(params, 0, (), np.zeros(1, np.int32), 1))
 
     def _check_room(self, weight_bytes: int) -> None:
         need, room = self.cache_layout.num_blocks * self.cache_layout.block_bytes, available_memory()

@@ -242,10 +242,11 @@ def _describe(model: str, bench: StepBench) -> dict[str, Any]:
 
 
 def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: float, pin: bool) -> PhaseReport:
+    from noria.bench.counts import count_step
     from noria.bench.limits import pinned_threads, read_rate
-    from noria.bench.roofline import report, work_of_step, working_set
+    from noria.bench.roofline import report, working_set
 
-    works = work_of_step(bench.graph, bench.batch(phase), bench.cache_layout, bench.vocab)
+    works = count_step(bench.graph, bench.batch(phase), bench.cache_layout)
     stored_rate = read_rate(bench.backend.threads, working_set(works.values()))
     with pinned_threads(bench.backend.pool if pin else None):
         return report(phase, works, bench.measure(phase, seconds), limits, stored_rate)
