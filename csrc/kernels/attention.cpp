@@ -4,6 +4,7 @@
 #include <cfloat>
 
 #include "kernels/attention_amx.h"
+#include "kernels/attention_amx_bf16.h"
 #include "kernels/attention_int8.h"
 #include "kernels/attention_tile.h"
 #include "kernels/rope.h"
@@ -40,6 +41,9 @@ struct Work {
 #ifdef NORIA_AMX_ATTENTION
   TileWork tile;
 #endif
+#ifdef NORIA_AMX_BF16_ATTENTION
+  HalfRows half_q, half_weights;
+#endif
   explicit Work(const AttentionJob& job) : at_(job.work) {
     const int64_t rows = (job.rows + 15) / 16 * 16;
     scores = take<float>(rows * kTile);
@@ -59,6 +63,10 @@ struct Work {
     tile.products = take<int32_t>(4 * kTileInts);
     tile.scales = take<float>(kSegmentTiles * 3 * kTile);
     tile.staged = take<char>(int64_t{kAttentionSegment} * 2 * stride);
+#endif
+#ifdef NORIA_AMX_BF16_ATTENTION
+    half_q = {take<uint16_t>(rows * job.cache.head_dim), take<uint16_t>(rows * job.cache.head_dim)};
+    half_weights = {reinterpret_cast<uint16_t*>(tile.sums[0]), reinterpret_cast<uint16_t*>(tile.sums[0]) + 16 * kTile};
 #endif
   }
 
@@ -294,9 +302,42 @@ static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const
 }
 #endif
 
+#ifdef NORIA_AMX_BF16_ATTENTION
+// Not a matter of rows: the order of sums differs from the other path's. With narrow heads the few rows of a decode would
+// lose more to the latency of tiles than the many of a prompt win.
+template <class T> static bool in_half_tiles(const AttentionJob& job) {
+  return T::kPack == 2 && job.cache.head_dim >= 128 && job.cache.head_dim % 32 == 0;
+}
+
+static void attend_tile_halves(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
+  const int dim = job.cache.head_dim;
+  char* values = reinterpret_cast<char*>(work.keys);
+  copy_half_values(tile.values, next ? &next->values : nullptr, values);
+  for (int row = 0; row < job.rows; row += kTileRows) {
+    const int rows = job.rows - row < kTileRows ? job.rows - row : kTileRows;
+    if (job.rows > kTileRows && job.rows % kTileRows && (row == 0 || rows < kTileRows)) configure_half_tiles(rows);
+    const Tile* ahead = row == 0 ? next : nullptr;
+    score_halves(work.half_q, row, dim, tile.keys, (tile.tokens + 15) / 16, ahead ? ahead->keys : nullptr, work.scores);
+    for (int r = 0; r < rows; ++r) {
+      float* scores = work.scores + r * kTile;
+      float decay;
+      weigh<false>(job, tile, row + r, 1.0f, work.scales, scores, &decay);
+      split_halves(scores, kTile, work.half_weights.high + r * kTile, work.half_weights.low + r * kTile);
+      if (decay == 1) continue;
+      float* accumulated = job.accumulated + static_cast<int64_t>(row + r) * dim;
+      for (int d = 0; d < dim; d += kLanes) store(accumulated + d, mul(load(accumulated + d), set1(decay)));
+    }
+    add_half_values(work.half_weights, dim, values, job.accumulated + static_cast<int64_t>(row) * dim);
+  }
+}
+#endif
+
 template <class T> static void compute_tile(const AttentionJob& job, Tile& tile, const Tile* next, Work& work) {
 #ifdef NORIA_INTEGER_ATTENTION
   if constexpr (T::kPack == 4) return attend_tile_integer(job, tile, next, work);
+#endif
+#ifdef NORIA_AMX_BF16_ATTENTION
+  if (in_half_tiles<T>(job)) return attend_tile_halves(job, tile, next, work);
 #endif
   if (T::kPack == 1 || job.rows < kWidenRows) return attend_tile<T, T::kPack == 4>(job, tile, next, work);
   widen<T>(tile, work.keys, work.values);
@@ -309,6 +350,12 @@ template <class T> static void begin_rows(const AttentionJob& job, const Work& w
   for (int r = 0; r < job.rows; ++r) {
 #ifdef NORIA_INTEGER_ATTENTION
     if (T::kPack == 4 && !job.same_rows) split_query(job.q + r * job.cache.head_dim, job.cache.head_dim, r, work.q);
+#endif
+#ifdef NORIA_AMX_BF16_ATTENTION
+    if (T::kPack == 2 && in_half_tiles<T>(job) && !job.same_rows) {
+      const int64_t at = static_cast<int64_t>(r) * job.cache.head_dim;
+      split_halves(job.q + at, job.cache.head_dim, work.half_q.high + at, work.half_q.low + at);
+    }
 #endif
     if (job.resume) continue;
     job.maximum[r] = -FLT_MAX;
@@ -389,7 +436,13 @@ template <class T> static void attend_segment(const AttentionJob& job) {
   begin_rows<T>(job, work);
   const int64_t run_bytes = static_cast<int64_t>(cache.head_dim) * 32 / T::kPack;
   // Few rows fetch the next tile while they compute; many have time for a burst of fetches.
-  const bool spread = job.rows < kWidenRows && cache.block_shift > 3;
+  bool spread = job.rows < kWidenRows && cache.block_shift > 3;
+#ifdef NORIA_AMX_BF16_ATTENTION
+  if (in_half_tiles<T>(job)) {
+    spread = cache.block_shift > 3;
+    configure_half_tiles(job.rows < kTileRows ? job.rows : kTileRows);
+  }
+#endif
   Tile tiles[2];
   locate(cache, T::kPack, job.keys, job.keys.begin, tiles[0]);
   for (int first = job.keys.begin, turn = 0; first < job.keys.end; first += kTile, turn ^= 1) {
@@ -404,6 +457,9 @@ template <class T> static void attend_segment(const AttentionJob& job) {
     if (cache.block_shift == 3) join_runs(tile, cache.head_dim / T::kPack, reinterpret_cast<char*>(work.values));
     compute_tile<T>(job, tile, more && spread ? &next : nullptr, work);
   }
+#ifdef NORIA_AMX_BF16_ATTENTION
+  if (in_half_tiles<T>(job)) tiles_release();
+#endif
 }
 
 static void attend(const AttentionJob& job) {
