@@ -60,7 +60,7 @@ struct Traffic {
 // With rows of their own, all threads read all weights, but no thread has to fetch from another core's caches what that has
 // just written (nor will the next op): a byte of a row so saved is worth several of weights, which are asked for ahead.
 bool owns_rows(const Traffic& traffic, int64_t rows) {
-  constexpr int64_t kWorth = 3;
+  constexpr int64_t kWorth = 5;
   return traffic.weights < kWorth * rows * (traffic.row + traffic.out_row);
 }
 
