@@ -133,10 +133,11 @@ struct alignas(64) BlockState {
 };
 
 // 2^x for x <= 0 within 3e-6, and for x slightly above; a row's vectors at once, step by step, so that they overlap. What
-// scalef takes of x is its floor.
-static inline void weight_powers(const Vf* x, Vf* p) {
+// scalef takes of x is its floor. Powers below 2^-100 count as that: their code is zero, and subnormal numbers are slow.
+static inline void weight_powers(Vf* x, Vf* p) {
   Vf r[kTileVectors];
 #define NORIA_STEP(statement) _Pragma("GCC unroll 4") for (int v = 0; v < kTileVectors; ++v) statement
+  NORIA_STEP(x[v] = max(set1(-100.0f), x[v]);)
   NORIA_STEP(r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);)
   NORIA_STEP(p[v] = fma(set1(1.3534167996e-2f), r[v], set1(5.2011461076e-2f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(2.4144275611e-1f));)
@@ -204,7 +205,8 @@ static inline void update_maxima(const AttentionJob& job, int row, int rows, Blo
   const Vf before = load_partial(job.maximum + row, rows);
   const Vf now = _mm512_mask_max_ps(before, sees, level, before);
   store(block.level, level);
-  store(block.gain, _mm512_maskz_mov_ps(sees, power_of_two(sub(level, now))));
+  const Vf below = sub(level, now);  // a tile that far below the maximum adds nothing, and slowly
+  store(block.gain, _mm512_maskz_mov_ps(sees & _mm512_cmp_ps_mask(below, set1(-64.0f), _CMP_GT_OQ), power_of_two(below)));
   store(block.decay, power_of_two(sub(before, now)));
   _mm512_mask_storeu_ps(job.maximum + row, valid, now);
 }

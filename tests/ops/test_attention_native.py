@@ -306,6 +306,17 @@ def test_large_scores_stay_finite(isa: str) -> None:
     assert np.median(np.abs(got - want)) <= BOUND * largest
 
 
+@pytest.mark.parametrize("type", TYPES)
+def test_scores_that_lie_far_apart(isa: str, type: str) -> None:
+    """Weights of hundreds of powers of two below the largest: finite, and the same bits for one row and for many."""
+    setup = Setup(type, 6, 1, 64, 16, (600,))
+    setup.q = [q * 200 for q in setup.q]
+    whole = setup.attend([(0, 0, 600)])[0]
+    assert np.isfinite(whole).all()
+    for at in range(0, 600, 37):
+        assert np.array_equal(setup.attend([(0, at, 1)])[0][0], whole[at])
+
+
 def test_bad_arguments_are_refused() -> None:
     for head_dim, block_size in ((60, 16), (264, 16), (64, 12), (64, 256)):
         with pytest.raises(ValueError):
