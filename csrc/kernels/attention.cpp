@@ -401,7 +401,8 @@ static void fetch_next(const AttentionJob& job, int index) {
 static void attend_segment_amx(const AttentionJob& job) {
   const Work work(job);
   begin_rows<Int8>(job, work);
-  for (int r = 0; r < job.rows && !job.same_rows; ++r) store(reinterpret_cast<float*>(work.tile.offsets + r * 16), as_float(set1_int(work.q.offset[r])));
+  for (int r = 0; r < job.rows && !job.same_rows; ++r)
+    store(reinterpret_cast<float*>(work.tile.offsets + r * 16), as_float(set1_int(work.q.offset[r])));
   StagedTile staged[kSegmentTiles];
   int count = 0;
   for (int first = job.keys.begin; first < job.keys.end; first += kTile, ++count) stage(job, first, work, count, staged[count]);

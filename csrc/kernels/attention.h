@@ -56,8 +56,8 @@ struct AttentionJob {
 };
 
 constexpr int64_t padded_dim(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// Scores, decays and the like per row, rows in bytes and in bfloat16, a tile of keys and values as floats, a segment of them as they
-// are, and sums of tiles.
+// Scores, decays and the like per row, rows in bytes and in bfloat16, a tile of keys and values as floats, a segment of
+// them as they are, and sums of tiles.
 constexpr int64_t attention_work_bytes(int64_t rows) {
   const int64_t padded = (rows + 15) / 16 * 16;
   return padded * ((kAttentionTile + 24) * 4 + 6 * kMaxHeadDim + 2 * kAttentionTile) +

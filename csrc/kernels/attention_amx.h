@@ -140,7 +140,8 @@ template <bool kAll> static inline void scale_row(const TileJob& tiles, int r, R
   const float query_scale = tiles.q.scale[block.row + r];
   const uint64_t seen = kAll ? ~uint64_t{0} : seen_positions(job, block.row + r, block.tile->first, block.tile->tokens);
   block.state.seen[r] = seen;
-  block.most[r] = scale_sums<!kAll>(job, query_scale, block.tile->scales, seen, sum, reinterpret_cast<float*>(sums), 2 * kTileInts);
+  block.most[r] = scale_sums<!kAll>(job, query_scale, block.tile->scales, seen, sum, reinterpret_cast<float*>(sums),
+                                    2 * kTileInts);
 }
 
 static inline void scale_rows(const TileJob& tiles, bool all, int from, int to, RowBlock& block) {

@@ -87,7 +87,8 @@ static inline void copy_half_values(const ValueTile& tile, const ValueTile* next
 }
 
 // accumulated += weights · values of `kCount` vectors of dims.
-template <int kCount> static inline void add_half_vectors(const HalfRows& weights, const char* values, int64_t row, float* accumulated) {
+template <int kCount>
+static inline void add_half_vectors(const HalfRows& weights, const char* values, int64_t row, float* accumulated) {
   tile_load<4>(accumulated, row);
   tile_load<5>(accumulated + 16, row);
   if (kCount > 2) tile_load<6>(accumulated + 32, row);
