@@ -97,7 +97,8 @@ static inline Vf exp(Vf x) {
 // Gated products wait for this one: half the work of the exponential and the division. e^-x is a power of two, whose
 // polynomial is that of power_of_two.h; the reciprocal begins with 14 bits, which one step of Newton's doubles.
 static inline Vf sigmoid(Vf x) {
-  const Vf bounded = max(set1(-87.3f), x);  // beyond, the power would be infinite; NaN stays NaN
+  // Beyond, the power would be infinite, or the polynomial of a remainder that is none. NaN stays NaN.
+  const Vf bounded = max(set1(-87.3f), min(set1(87.3f), x));
   const Vf n = round_even(mul(bounded, set1(-1.44269504f)));
   Vf r = fma(bounded, set1(-1.44269504f), neg(n));
   r = fma(bounded, set1(-1.92596303e-8f), r);

@@ -205,6 +205,11 @@ def test_functions_at_the_edges(isa: str) -> None:
     np.testing.assert_array_equal(_native.evaluate("tanh", edges)[:5], [-1, -1, 0, 1, 1])
     for name in FUNCTIONS:
         assert np.isnan(_native.evaluate(name, edges)[5])
+    large = np.append(np.geomspace(1e2, 3e38, 1001), np.inf).astype(np.float32)
+    np.testing.assert_array_equal(_native.evaluate("sigmoid", large), np.ones_like(large))
+    for name in ("silu", "gelu_tanh"):  # a gate's outlier is no NaN
+        np.testing.assert_array_equal(_native.evaluate(name, large), large)
+        assert (np.abs(_native.evaluate(name, -large[large < 1e12])) < 1e-20).all()
 
 
 def test_ids_and_rows_outside_are_refused() -> None:
