@@ -46,6 +46,15 @@ static inline Scale wide_scale_of(float largest) {
 // The larger size of each lane; a NaN in x counts for nothing.
 static inline Vf larger_size(Vf x, Vf size) { return max(abs(x), size); }
 
+// What is no number becomes the code that it becomes among four rows, where packs saturate: -128.
+static inline Vi row_code(Vf x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_max_epi32(to_int(x), set1_int(-128));
+#else
+  return to_int(x);
+#endif
+}
+
 // One row, a group at a time; load(column) yields the vector there.
 template <int kGroup, class Load>
 static inline void quantise_one_row(uint8_t* codes, float* scales, int32_t* sums, Load load) {
@@ -62,7 +71,7 @@ static inline void quantise_one_row(uint8_t* codes, float* scales, int32_t* sums
     Vi sum = set1_int(0);
 #pragma GCC unroll 16
     for (int v = 0; v < kVectors; ++v) {
-      const Vi code = to_int(mul(x[v], inverse));
+      const Vi code = row_code(mul(x[v], inverse));
       sum = add_int(sum, code);
       store_low8(codes + g * kGroup + v * kLanes, code);
     }
@@ -140,11 +149,12 @@ template <int R> struct FourGroups {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const Vf low = larger_of_sizes(x[r][0], x[r][1]), high = larger_of_sizes(x[r][2], x[r][3]);
+      // Beside zero, a NaN counts for nothing even where all are.
       if constexpr (R == 4) {
-        size[r] = larger_of_sizes(low, high);
+        size[r] = larger_of_sizes(larger_of_sizes(low, high), zero());
       } else {
-        size[2 * r] = low;
-        size[2 * r + 1] = high;
+        size[2 * r] = larger_of_sizes(low, zero());
+        size[2 * r + 1] = larger_of_sizes(high, zero());
       }
     }
     const __m512i quarters = join_quarters(as_int(size[0]), as_int(size[1]), as_int(size[2]), as_int(size[3]), join_sizes);

@@ -127,3 +127,29 @@ def test_a_gated_product_writes_the_next_ones_form(
         for made in (straight, long_way):
             run(made, backend, ids)
         np.testing.assert_array_equal(straight.logits(0, count), long_way.logits(0, count))
+
+
+@pytest.mark.parametrize("scheme", [Scheme("int8", 32), Scheme("int8", 64), Scheme("int4", 32)], ids=str)
+def test_rows_that_are_no_numbers_do_not_depend_on_their_number(isa: str, scheme: Scheme) -> None:
+    backend = get_backend("cpu", 1)
+    gate, up = (backend.pack(DenseSource(np.eye(64, WIDTH, dtype=np.float32)), Scheme("f32")) for _ in range(2))
+    table = normal(8, WIDTH, seed=1)
+    table[1, 3] = 3e38  # squared: infinite
+    table[2, 5::16] = 3e38
+    table[3] = 3e38
+    table[4, 9] = np.nan
+    table[5, 7::16] = np.nan
+    table[6] = np.nan
+    graph = Graph()
+    gated = graph.gated_linear(graph.embed(backend.table(table, "f32")), gate, up, "silu")
+    graph.hidden = graph.select(graph.linear(gated, [backend.pack(DenseSource(normal(48, 64, seed=2)), scheme)]))
+    graph.head = backend.pack(DenseSource(np.eye(48, dtype=np.float32)), Scheme("f32"))
+    program = backend.compile(graph, LIMITS)
+
+    def rows(ids: list[int]) -> NDArray[np.float32]:
+        run(program, backend, np.array(ids, np.int32))
+        return np.array(program.logits(0, len(ids)))
+
+    together = rows(list(range(8)))
+    for row in range(8):
+        np.testing.assert_array_equal(rows([row])[0], together[row])
