@@ -80,10 +80,10 @@ def measure(running: int, waiting: int, steps: int, depth: int, blocks: int | No
     """Milliseconds of planning and updating per step, over `steps` steps with `running` rows."""
     blocks = blocks or running * 32
     executor = Instant(running, blocks)
-    scheduler = SchedulerOptions(max_num_seqs=running, max_num_batched_tokens=8192, in_flight_depth=depth)
+    scheduler = SchedulerOptions(max_num_seqs=running, in_flight_depth=depth)  # the default budget of tokens
     core = EngineCore(executor, CacheOptions(), scheduler, clock=time.thread_time)
     submit_seconds = fill(core, running + waiting, 128, output, 1)
-    while core.stats.running < running and core.stats.waiting and core.stats.steps_total < 200:
+    while core.stats.running < running and core.stats.waiting and core.stats.steps_total < 1000:
         core.step()
     gc.collect()
     gc.freeze()  # as the engine process does
