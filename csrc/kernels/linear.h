@@ -1,4 +1,5 @@
-// Kernel table of ops/linear: one instance per ISA level. No threads, no allocation: one call is one tile.
+// Kernel table of ops/linear: one instance per ISA level. No threads: one call is one tile. What tiles need
+// besides, each thread keeps from call to call.
 //
 // A weight [n, k] is packed alike for every level, in panels of 64 outputs. Within a panel one *step* along k holds one
 // 4-byte unit per output, 256 bytes in all:

@@ -41,7 +41,8 @@ struct LinearArgs {
   int32_t* largest_ids = nullptr;
   int64_t largest_stride = 0;
 };
-// Throws std::invalid_argument if an activation is not what its part wants; allocates nothing.
+// Throws std::invalid_argument if an activation is not what its part wants. Allocates nothing but memory of each thread that is kept for
+// the next call.
 void linear(Pool& pool, const LinearArgs& args);
 
 // out = activation(gate_x @ gate.T + gate_bias) * (up_x @ up.T + up_bias)

@@ -239,7 +239,7 @@ def offline(
     max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Most requests running at once.")] = 256,
     max_num_batched_tokens: Annotated[
         int, typer.Option("--max-num-batched-tokens", help="Most tokens computed in one step.")
-    ] = 1024,
+    ] = 512,
     threads: Annotated[
         int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")
     ] = None,
