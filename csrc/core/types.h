@@ -46,7 +46,7 @@ struct PackedWeight {
   int64_t groups = 0;  // ceil(k / group)
   bool half_scales = false;  // scales and minimums are float16, which holds them exactly; else float32
   bool wide = false;         // int8 of one group per row, times activations of 16 bits (Format::s16)
-  Buffer data, scales, minimums;
+  Buffer data, scales, minimums;  // minimums: int4 only; none where all are -8 scales (Q4_0)
   size_t bytes() const { return data.bytes() + scales.bytes() + minimums.bytes(); }
 };
 

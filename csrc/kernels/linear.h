@@ -15,6 +15,7 @@ namespace noria {
 
 constexpr int kPanel = 64;         // outputs of a panel
 constexpr int kStepBytes = 256;    // bytes of a panel's step
+constexpr int kMiddleCode = 8;     // of int4, whose value is zero where there are no minimums
 constexpr int kMaxTileRows = 32;   // no level's tile is taller
 
 // Products along k that one step holds.
@@ -40,7 +41,7 @@ struct ProductTile {
   const char* panel = nullptr;       // [steps][64] units
   const char* unpacked = nullptr;    // what LinearProducts::unpack made of the panel, or null
   const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
-  const char* minimums = nullptr;    // the same, int4 only
+  const char* minimums = nullptr;    // the same, int4 only; null: all are -8 scales
   bool half_scales = false;
   int64_t steps = 0;
   int64_t group_steps = 0;           // steps of a group, int8 and int4
@@ -80,10 +81,14 @@ struct GatedEpilogue {
 struct LinearProducts {
   int tile_rows[kProducts];                         // rows of the tallest tile
   void (*run[kProducts])(const ProductTile& tile);
+  // Where not null: a product of no more than two rows in all is faster so. The results are the same.
+  void (*few[kProducts])(const ProductTile& tile);
   // Where not null: many rows are faster over a panel that was unpacked once for all of them.
   const struct UnpackedProducts* unpacked[kProducts];
   void (*done)();                                   // to be called when a thread has run its tiles; may be null
 };
+
+constexpr int kFewRows = 2;
 
 // Products over unpacked panels. Their results are the same, bit for bit.
 struct UnpackedProducts {

@@ -59,14 +59,23 @@ static void amx_done() {
   amx_shaped_for = 0;
 }
 
-// Lines of both streams that some steps ask for.
-static inline void amx_prefetch(Ahead& ahead, int64_t steps = kAmxSteps) {
+// Lines of one stream that some steps ask for.
+static inline void amx_prefetch_one(Ahead& ahead, int64_t steps) {
   const int64_t bytes = steps * ahead.step;
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch(ahead.at + at, 0, 2);
-    if (ahead.half >= bytes) __builtin_prefetch(ahead.at + ahead.half + at, 0, 2);  // else one stream covers both
-  }
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead.at + at, 0, 2);
   ahead.at += bytes;
+}
+
+// Whether the streams are two; where a tile asks for its own panel's lines, the first covers them all.
+static inline bool amx_two_streams(const Ahead& ahead) { return ahead.half >= kAmxSteps * ahead.step; }
+
+// Lines of both streams.
+static inline void amx_prefetch(Ahead& ahead, int64_t steps = kAmxSteps) {
+  if (amx_two_streams(ahead)) {
+    Ahead second = {ahead.at + ahead.half, 0, ahead.step};
+    amx_prefetch_one(second, steps);
+  }
+  amx_prefetch_one(ahead, steps);
 }
 
 // The last steps, fewer than 16, with zeros after them.
@@ -107,10 +116,11 @@ template <class Dot, bool kStream> static void amx_tall(const AmxBlock& block) {
     tile_zero<1>();
     tile_zero<2>();
     tile_zero<3>();
-    Ahead ahead = block.ahead;
-    if (half) ahead.step = 0;
+    Ahead ahead = block.ahead;  // a stream for each half: asked for at once, they would wait for each other
+    if (half) ahead.at += ahead.half;
+    if (half && !amx_two_streams(block.ahead)) ahead.step = 0;
     for (int64_t i = 0; i < whole; ++i, w += kAmxSteps * kStepBytes) {
-      amx_prefetch(ahead);
+      amx_prefetch_one(ahead, kAmxSteps);
       multiply(w);
     }
     if (block.steps % kAmxSteps) multiply(tail.steps + half * 128);

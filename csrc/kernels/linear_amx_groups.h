@@ -14,6 +14,20 @@ namespace noria::NORIA_ISA {
 static constexpr int kPanelVectors = kPanel / kLanes;
 static constexpr int kAmxLead = 3;  // groups that the tiles are ahead of the conversions
 
+// Beside tiles, the vector units do one multiplication or conversion a cycle, but two additions. So sums begin with the bits of
+// 1.5 * 2^23, where a sum below 2^22 makes a float of its own value more: a subtraction then converts it, just as exactly.
+static constexpr int32_t kSumBits = 0x4b400000;
+static constexpr float kSumStart = 12582912.0f;
+static constexpr int64_t kMostQuickSum = int64_t{1} << 22;
+
+struct alignas(64) AmxSumTile {
+  int32_t sums[kTileRows * kLanes];
+  constexpr AmxSumTile() : sums() {
+    for (int32_t& sum : sums) sum = kSumBits;
+  }
+};
+static constexpr AmxSumTile kAmxSums;
+
 // How groups are cut into products: `width` bytes of each row at a time. An unpacked panel is, for each vector of 16 outputs
 // and each product in ascending order, a B tile [width / 4][64 bytes]; then scales and minimums [groups][64] as float32.
 struct AmxGroups {
@@ -36,20 +50,22 @@ struct AmxGroups {
 
 template <bool kInt4> static int64_t amx_unpacked_bytes(const ProductTile& tile) {
   const AmxGroups shape(tile, kInt4 ? 8 : 4);
-  return shape.width ? shape.float_offset() + (kInt4 ? 2 : 1) * tile.groups * kPanel * 4 : 0;
+  return shape.width ? shape.float_offset() + (tile.minimums ? 2 : 1) * tile.groups * kPanel * 4 : 0;
 }
 
 static inline void store_units(char* p, Vi v) { store(reinterpret_cast<float*>(p), as_float(v)); }
 
-// One step of a panel → its rows of the four vectors' B tiles, which are `apart` bytes apart. Null: zeros.
-template <bool kInt4> static inline __attribute__((always_inline)) void amx_unpack_step(const char* step, char* to, int64_t apart) {
+// One step of a panel → its rows of the four vectors' B tiles, which are `apart` bytes apart. Null: zeros. middle: the int4 code
+// of zero, in every byte.
+template <bool kInt4>
+static inline __attribute__((always_inline)) void amx_unpack_step(const char* step, char* to, int64_t apart, Vi middle) {
   const Vi bias = set1_int(static_cast<int>(0x80808080u));
 #pragma GCC unroll 4
   for (int v = 0; v < kPanelVectors; ++v, to += apart) {
     const Vi unit = step ? load_units(step + v * 64) : set1_int(0);
     if (kInt4) {
-      store_units(to, low_nibbles(unit));
-      store_units(to + 64, high_nibbles(unit));
+      store_units(to, step ? _mm512_sub_epi8(low_nibbles(unit), middle) : unit);
+      store_units(to + 64, step ? _mm512_sub_epi8(high_nibbles(unit), middle) : unit);
     } else {
       store_units(to, step ? _mm512_xor_si512(unit, bias) : unit);
     }
@@ -59,14 +75,15 @@ template <bool kInt4> static inline __attribute__((always_inline)) void amx_unpa
 template <bool kInt4> static void amx_unpack(const ProductTile& tile, char* memory) {
   const AmxGroups shape(tile, kInt4 ? 8 : 4);
   const int64_t apart = shape.vector_products * shape.tile_bytes, step_bytes = kInt4 ? 128 : 64;
+  const Vi middle = set1_int(kInt4 && !tile.minimums ? 0x01010101 * kMiddleCode : 0);
   char* to = memory;
   for (int64_t g = 0; g < tile.groups; ++g) {
     const int64_t begin = g * tile.group_steps;
     const int64_t there = begin + tile.group_steps < tile.steps ? tile.group_steps : tile.steps - begin;
     const int64_t room = shape.of_group(g) * shape.tile_bytes / step_bytes;  // steps, of which the last may be missing
     const char* step = tile.panel + begin * kStepBytes;
-    for (int64_t i = 0; i < there; ++i, step += kStepBytes, to += step_bytes) amx_unpack_step<kInt4>(step, to, apart);
-    for (int64_t i = there; i < room; ++i, to += step_bytes) amx_unpack_step<kInt4>(nullptr, to, apart);
+    for (int64_t i = 0; i < there; ++i, step += kStepBytes, to += step_bytes) amx_unpack_step<kInt4>(step, to, apart, middle);
+    for (int64_t i = there; i < room; ++i, to += step_bytes) amx_unpack_step<kInt4>(nullptr, to, apart, middle);
   }
   float* floats = reinterpret_cast<float*>(memory + shape.float_offset());
   for (const char* packed : {tile.scales, tile.minimums}) {
@@ -77,12 +94,12 @@ template <bool kInt4> static void amx_unpack(const ProductTile& tile, char* memo
   }
 }
 
-// What conversions need of 16 rows: scales of theirs and (int4) scale times sum, [16][groups]. Of fewer rows, copies.
+// What conversions need of 16 rows: scales of theirs and (with minimums) scale times sum, [16][groups]. Of fewer rows, copies.
 struct AmxRowScales {
   const float *scales, *sums;
 };
 
-template <bool kInt4> static AmxRowScales amx_row_scales(const ProductTile& tile) {
+template <bool kMinimums> static AmxRowScales amx_row_scales(const ProductTile& tile) {
   static thread_local std::vector<float> memory;
   const int64_t count = tile.rows * tile.groups, room = kTileRows * tile.groups + kLanes;
   if (static_cast<int64_t>(memory.size()) < 2 * room) memory.assign(static_cast<size_t>(2 * room), 0.0f);
@@ -91,7 +108,7 @@ template <bool kInt4> static AmxRowScales amx_row_scales(const ProductTile& tile
     std::memcpy(memory.data(), tile.x_scales, static_cast<size_t>(count) * 4);
     rows.scales = memory.data();
   }
-  if (!kInt4) return rows;
+  if (!kMinimums) return rows;
   for (int64_t i = 0; i < count; i += kLanes) {
     const int n = static_cast<int>(count - i < kLanes ? count - i : kLanes);
     const Vi sums = as_int(load_partial(reinterpret_cast<const float*>(tile.x_sums) + i, n));
@@ -102,7 +119,7 @@ template <bool kInt4> static AmxRowScales amx_row_scales(const ProductTile& tile
 
 // 1–16 rows times one vector of outputs. The totals are no member: they would be kept in memory, which the tile instructions
 // may read for all that the compiler knows.
-template <bool kInt4> struct AmxVector {
+template <bool kMinimums, bool kQuick> struct AmxVector {
   const char* x;             // [rows][x_stride]
   int64_t x_stride;
   const char* weights;       // B tiles of the vector
@@ -116,7 +133,8 @@ template <bool kInt4> struct AmxVector {
     constexpr int a = 4 + c % 2, b = 6 + c % 2;
     const char* left = x + g * shape.products * shape.width;
     const char* right = weights + g * shape.products * shape.tile_bytes;
-    tile_zero<c>();
+    if (kQuick) tile_load<c>(kAmxSums.sums, 64);
+    else tile_zero<c>();
     for (int64_t p = shape.of_group(g); p > 0; --p, left += shape.width, right += shape.tile_bytes) {
       tile_load<a>(left, x_stride);
       tile_load<b>(right, 64);
@@ -125,12 +143,14 @@ template <bool kInt4> struct AmxVector {
   }
 
   inline __attribute__((always_inline)) void convert(int64_t g, const int32_t* from, Vf (&total)[kTileRows]) const {
-    const Vf scale = load(scales + g * kPanel), minimum = kInt4 ? load(minimums + g * kPanel) : zero();
+    const Vf scale = load(scales + g * kPanel), minimum = kMinimums ? load(minimums + g * kPanel) : zero();
     const float *x_scale = rows.scales + g, *x_sum = rows.sums + g;
 #pragma GCC unroll 16
     for (int r = 0; r < kTileRows; ++r) {
-      total[r] = fma(to_float(load_units(from + r * kLanes)), mul(set1(x_scale[r * shape.groups]), scale), total[r]);
-      if (kInt4) total[r] = fma(minimum, set1(x_sum[r * shape.groups]), total[r]);
+      const Vi sum = load_units(from + r * kLanes);
+      const Vf value = kQuick ? sub(as_float(sum), set1(kSumStart)) : to_float(sum);
+      total[r] = fma(value, mul(set1(x_scale[r * shape.groups]), scale), total[r]);
+      if (kMinimums) total[r] = fma(minimum, set1(x_sum[r * shape.groups]), total[r]);
     }
   }
 
@@ -158,20 +178,28 @@ template <bool kInt4> struct AmxVector {
   }
 };
 
-template <bool kInt4> static void amx_grouped(const ProductTile& tile) {
-  const AmxGroups shape(tile, kInt4 ? 8 : 4);
+template <bool kMinimums, bool kQuick> static void amx_grouped_tile(const ProductTile& tile, const AmxGroups& shape) {
   amx_shape(tile.rows, static_cast<int>(shape.width));
   alignas(64) int32_t sums[4 * kTileRows * kLanes];
   const float* scales = reinterpret_cast<const float*>(tile.unpacked + shape.float_offset());
-  const AmxRowScales rows = amx_row_scales<kInt4>(tile);
+  const AmxRowScales rows = amx_row_scales<kMinimums>(tile);
   Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
   for (int v = 0; v < kPanelVectors; ++v) {
     amx_prefetch(ahead, tile.steps / kPanelVectors);
     const char* weights = tile.unpacked + v * shape.vector_products * shape.tile_bytes;
     const float* minimums = scales + tile.groups * kPanel;
-    const AmxVector<kInt4> vector = {tile.x, tile.x_stride, weights, scales + v * kLanes, minimums + v * kLanes, rows, shape, sums};
+    const AmxVector<kMinimums, kQuick> vector = {tile.x, tile.x_stride, weights, scales + v * kLanes, minimums + v * kLanes, rows, shape, sums};
     vector.run(tile.out + v * kLanes, tile.rows);
   }
+}
+
+template <bool kInt4> static void amx_grouped(const ProductTile& tile) {
+  constexpr int kStepCodes = kInt4 ? 8 : 4, kMostCode = kInt4 ? 15 : 127;
+  const AmxGroups shape(tile, kStepCodes);
+  const int64_t most = (tile.groups == 1 ? tile.steps : tile.group_steps) * kStepCodes * kMostCode * 127;
+  const bool quick = most < kMostQuickSum;
+  if (kInt4 && tile.minimums) quick ? amx_grouped_tile<true, true>(tile, shape) : amx_grouped_tile<true, false>(tile, shape);
+  else quick ? amx_grouped_tile<false, true>(tile, shape) : amx_grouped_tile<false, false>(tile, shape);
 }
 
 static const UnpackedProducts amx_int8 = {24, kTileRows, &amx_unpacked_bytes<false>, &amx_unpack<false>, &amx_grouped<false>};

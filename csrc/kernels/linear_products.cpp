@@ -48,7 +48,8 @@ static inline __attribute__((always_inline)) void add_group(const ProductTile& t
   }
 }
 
-template <class Step, int R, int V, bool kBiased, bool kMinimums> static void grouped_tile(const ProductTile& tile) {
+// kOffset: what the stored codes are too large by; sums of products with them start accordingly lower.
+template <class Step, int R, int V, int kOffset, bool kMinimums> static void grouped_tile(const ProductTile& tile) {
   const char* x[R];
   row_pointers(tile, x);
   for (int column = 0; column < kPanel; column += V * kLanes) {
@@ -59,7 +60,7 @@ template <class Step, int R, int V, bool kBiased, bool kMinimums> static void gr
       Vi acc[R][V];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Vi start = set1_int(kBiased ? -128 * tile.x_sums[r * tile.groups + group] : 0);
+        const Vi start = set1_int(kOffset ? -kOffset * tile.x_sums[r * tile.groups + group] : 0);
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = start;
       }
@@ -122,10 +123,13 @@ template <int R> struct Bf16Tile {
   static void run(const ProductTile& tile) { float_tile<StepBf16, R, float_vectors(R)>(tile); }
 };
 template <int R> struct Int8Tile {
-  static void run(const ProductTile& tile) { grouped_tile<StepInt8, R, int8_vectors(R), kBiasedCodes, false>(tile); }
+  static void run(const ProductTile& tile) { grouped_tile<StepInt8, R, int8_vectors(R), kBiasedCodes ? 128 : 0, false>(tile); }
 };
 template <int R> struct Int4Tile {
-  static void run(const ProductTile& tile) { grouped_tile<StepInt4, R, int4_vectors(R), false, true>(tile); }
+  static void run(const ProductTile& tile) {
+    if (tile.minimums) grouped_tile<StepInt4, R, int4_vectors(R), 0, true>(tile);
+    else grouped_tile<StepInt4, R, int4_vectors(R), kMiddleCode, false>(tile);
+  }
 };
 
 template <int R> struct WideTile {
@@ -140,18 +144,17 @@ template <template <int> class Tile, int kMost> static void by_rows(const Produc
 
 extern const LinearProducts linear_products;
 #if defined(__AMX_TILE__)
-// Of one or two rows, vectors read the panel faster than tiles do. Their sums are exact: it makes no other difference.
-static void few_or_amx_wide(const ProductTile& tile) { tile.rows <= 2 ? by_rows<WideTile, 2>(tile) : amx_wide(tile); }
-
 const LinearProducts linear_products = {
     {kRows, kAmxRows, kInt8Rows, kInt4Rows, kAmxRows / 2},
-    {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &few_or_amx_wide},
+    {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &amx_wide},
+    {nullptr, nullptr, nullptr, nullptr, &by_rows<WideTile, kFewRows>},  // vectors read a panel faster than tiles do
     {nullptr, nullptr, &amx_int8, &amx_int4, nullptr},
     &amx_done};
 #else
 const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
                                         {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
                                          &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
+                                        {},
                                         {},
                                         nullptr};
 #endif

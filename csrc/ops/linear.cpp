@@ -155,7 +155,8 @@ struct PanelProduct {
       : tile(panel_tile(weight, panel)) {
     const int product = static_cast<int>(product_of(weight));
     tile.out = out;
-    run = kernels.products->run[product];
+    const auto few = kernels.products->few[product];
+    run = few && rows <= kFewRows ? few : kernels.products->run[product];
     tile_rows = kernels.products->tile_rows[product];
     const UnpackedProducts* unpacked = unpacked_products(kernels, weight, rows);
     if (!unpacked) return;
@@ -256,8 +257,12 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   });
 }
 
+// Beside matrix registers in use, and for a while after, the vector units do half as much in a cycle: activations are so left
+// until so many rows of products have come together.
+constexpr int kGatedRows = 64;
+
 void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
-  alignas(64) float gate_product[kMaxTileRows * kPanel], up_product[kMaxTileRows * kPanel];
+  alignas(64) float gate_product[kGatedRows * kPanel], up_product[kGatedRows * kPanel];
   PanelProduct gate(kernels, *args.gate, panel, end - begin, 0, gate_product);
   PanelProduct up(kernels, *args.up, panel, end - begin, 1, up_product);
   GatedEpilogue epilogue;
@@ -276,22 +281,28 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   into.up_bias = epilogue.up_bias;
   into.function = args.activation == Activation::silu ? Function::silu : Function::gelu_tanh;
   const auto convert = noria::kernels().elementwise->gated_tile;
+  int64_t done = begin;  // rows before it have been written
   each_tile(begin, end, most, [&](int64_t first, int rows, int64_t index, int64_t count) {
+    gate.tile.out = gate_product + (first - done) * kPanel;
+    up.tile.out = up_product + (first - done) * kPanel;
     set_rows(gate.tile, *args.gate_x, first, rows);
     set_rows(up.tile, *args.up_x, first, rows);
     set_ahead(gate.tile, index, count);
     set_ahead(up.tile, index, count);
     gate.run(gate.tile);
     up.run(up.tile);
+    const int ready = static_cast<int>(first + rows - done);
+    if (whole_tiles(most) && index + 1 < count && ready + most <= kGatedRows) return;
     if (args.form) {
-      into.rows = rows;
-      into.target = target_at(args.form_spec, *args.form, first, panel * kPanel);
+      into.rows = ready;
+      into.target = target_at(args.form_spec, *args.form, done, panel * kPanel);
       convert(into);
-      return;
+    } else {
+      epilogue.rows = ready;
+      epilogue.out = args.out + done * args.out_stride + panel * kPanel;
+      finish(epilogue);
     }
-    epilogue.rows = rows;
-    epilogue.out = args.out + first * args.out_stride + panel * kPanel;
-    finish(epilogue);
+    done += ready;
   });
 }
 

@@ -96,6 +96,13 @@ void set_scales(PackedWeight& w, const float* scales, const float* minimums) {
   if (minimums) w.minimums = pack(minimums);
 }
 
+// Whether code 8 stands for zero everywhere, as in Q4_0: the minimums then say nothing new.
+bool is_symmetric(const float* scales, const float* minimums, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    if (minimums[i] != -kMiddleCode * scales[i]) return false;
+  return true;
+}
+
 int checked_group(int group, int64_t k, int multiple) {
   if (group > 0 && (group % multiple == 0 || group >= k)) return group;
   throw std::invalid_argument("a group of " + std::to_string(group) + " is neither a multiple of " +
@@ -165,7 +172,7 @@ PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* m
          return join(copy_unit(from, left < 4 ? left : 4), left > 4 ? copy_unit(from + 4, left - 4) : 0);
        });
   if (seen & 0xf0f0f0f0u) throw std::invalid_argument("an int4 weight has a code above 15");
-  set_scales(w, scales, minimums);
+  set_scales(w, scales, is_symmetric(scales, minimums, n * w.groups) ? nullptr : minimums);
   return w;
 }
 

@@ -23,6 +23,7 @@ SCHEMES = [
     ("bf16", 0),
     *(("int8", group) for group in (32, 64, 192, 12, 4096)),
     *(("int4", group) for group in (16, 32, 128)),
+    ("symmetric", 32),  # int4 whose minimums are -8 scales, and are not held
     ("wide", 4096),  # int8 with one scale per row, times activations of 16 bits
 ]
 MOST_WIDE = 32384
@@ -69,7 +70,7 @@ def make_weight(scheme: str, group: int, n: int, k: int, seed: int = 0) -> tuple
             np.float64
         )
     nibbles = rng.integers(0, 16, (n, k), dtype=np.uint8)
-    minimums = rng.uniform(-0.2, 0.05, (n, groups)).astype(np.float32)
+    minimums = -8 * scales if scheme == "symmetric" else rng.uniform(-0.2, 0.05, (n, groups)).astype(np.float32)
     exact = nibbles * per_column(scales, group, k).astype(np.float64) + per_column(minimums, group, k)
     return native.pack_int4(nibbles, scales, minimums, group), exact
 
@@ -227,6 +228,12 @@ def test_float_weights_are_rounded_to_bf16_when_packed(pool: Any) -> None:
     x = make_rows("bf16", 0, 4, 33)
     direct = native.linear(pool, x, [native.pack_bf16(values)])
     np.testing.assert_array_equal(direct, native.linear(pool, x, [native.pack_bf16(rounded.view(np.uint16))]))
+
+
+def test_symmetric_int4_holds_no_minimums() -> None:
+    held, _ = make_weight("symmetric", 32, 64, 128)
+    asymmetric, _ = make_weight("int4", 32, 64, 128)
+    assert held.nbytes == asymmetric.nbytes - 64 * 4 * 4
 
 
 def test_packed_weight_describes_itself() -> None:
