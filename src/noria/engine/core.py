@@ -127,24 +127,40 @@ class EngineCore:
         Raises:
             EngineError: the executor failed; this engine cannot go on.
         """
-        began = planned = self._clock()
-        flight = None
-        if len(self._flights) < self._depth:
-            flight = self._scheduler.schedule(began, self._outputs)
-            planned = self._clock()
-        if flight is not None:
-            self._executor.submit(flight.plan)
-            if not self._flights:
-                self._began = planned
-            self._flights.append(flight)
-            if self._adapts:
-                self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
+        began = self._clock()
+        submitted, planned = self._plan(began)
         # One at most, since a message has one token of a request.
-        updating = self._collect() if self._flights and (flight is None or len(self._flights) >= self._depth) else 0.0
+        updating = self._collect() if self._flights and (not submitted or len(self._flights) >= self._depth) else 0.0
         counters = self._scheduler.counters
         counters.step_seconds += self._clock() - began
         counters.plan_seconds += planned - began + updating
         return self._say()
+
+    def launch(self) -> None:
+        """Plans and submits the next step if none runs and it need not wait: to be called before what the last one
+        brought is sent, which would else hold it up."""
+        if self._flights or not self._scheduler.requests or self._scheduler.delay(self._clock()) > 0.0:
+            return
+        began = self._clock()
+        _, planned = self._plan(began)
+        self._scheduler.counters.step_seconds += planned - began
+        self._scheduler.counters.plan_seconds += planned - began
+
+    def _plan(self, began: float) -> tuple[bool, float]:
+        """Submits a step if there is room for one in flight; returns whether, and when it had been planned."""
+        if len(self._flights) >= self._depth:
+            return False, began
+        flight = self._scheduler.schedule(began, self._outputs)
+        planned = self._clock()
+        if flight is None:
+            return False, planned
+        self._executor.submit(flight.plan)
+        if not self._flights:
+            self._began = planned
+        self._flights.append(flight)
+        if self._adapts:
+            self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
+        return True, planned
 
     def _collect(self) -> float:
         """Takes in the results of the oldest step in flight; returns the seconds that took once they were there."""

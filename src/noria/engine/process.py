@@ -148,6 +148,9 @@ def run(core: EngineCore, mailbox: Mailbox) -> None:
             unchecked = True
             outputs = core.step()
             if outputs is not None:
+                _receive(core, mailbox.inbox, 0.0)
+                if not core.stopped:
+                    core.launch()
                 mailbox.send(outputs)
         elif unchecked and not heard:
             unchecked = False
