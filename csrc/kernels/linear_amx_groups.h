@@ -203,7 +203,7 @@ template <bool kInt4> static void amx_grouped(const ProductTile& tile) {
 }
 
 static const UnpackedProducts amx_int8 = {24, kTileRows, &amx_unpacked_bytes<false>, &amx_unpack<false>, &amx_grouped<false>};
-static const UnpackedProducts amx_int4 = {40, kTileRows, &amx_unpacked_bytes<true>, &amx_unpack<true>, &amx_grouped<true>};
+static const UnpackedProducts amx_int4 = {32, kTileRows, &amx_unpacked_bytes<true>, &amx_unpack<true>, &amx_grouped<true>};
 
 }  // namespace noria::NORIA_ISA
 
