@@ -151,7 +151,7 @@ void bind_elementwise(nb::module_& m) {
   m.def("table_f32", &py_table<float>, nb::arg("values"), "Copies float32 [vocab, width].");
   m.def("table_bf16", &py_table<uint16_t>, nb::arg("values"), "Copies bfloat16 bits, uint16 [vocab, width].");
   m.def("convert", &py_convert, nb::arg("pool"), nb::arg("x"), nb::arg("formats"),
-        "Rows in each of `formats`, a list of (f32|bf16|s8, group): [(data, scales, sums)].");
+        "Rows in each of `formats`, a list of (f32|bf16|s8|s16, group): [(data, scales, sums)].");
   m.def("norm", &py_norm, nb::arg("pool"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("residual").none(),
         nb::arg("formats"), nb::arg("floats") = true, "RMS norm: (float32 or None, [(data, scales, sums)]).");
   m.def("embed", &py_embed, nb::arg("pool"), nb::arg("table"), nb::arg("ids"), nb::arg("scale"),

@@ -431,7 +431,7 @@ static void attend_segment_amx(const AttentionJob& job) {
 template <class T> static void attend_segment(const AttentionJob& job) {
   const CacheUnits& cache = job.cache;
 #ifdef NORIA_AMX_ATTENTION
-  if (T::kPack == 4 && job.rows >= kAmxRows) return attend_segment_amx(job);
+  if (T::kPack == 4 && job.rows >= kLeastAmxRows) return attend_segment_amx(job);
 #endif
   Work work(job);
   begin_rows<T>(job, work);

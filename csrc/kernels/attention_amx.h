@@ -11,7 +11,7 @@
 namespace noria::NORIA_ISA {
 
 // From so many rows on, AMX takes over from VNNI. The results are the same.
-static constexpr int kAmxRows = 12;
+static constexpr int kLeastAmxRows = 12;
 static constexpr int kTileInts = kTileBytes / 4;
 static constexpr int kSegmentTiles = kAttentionSegment / kAttentionTile;
 

@@ -259,14 +259,15 @@ void Program::largest(int64_t start, int64_t stop, int32_t* ids) {
   const int64_t rows = stop - start;
   args.largest = largest_.as<float>();
   args.largest_ids = largest_ids_.as<int32_t>();
-  args.largest_stride = limits_.max_tokens;
-  std::fill_n(args.largest, pool_.threads() * limits_.max_tokens, kNoLogit);
-  std::fill_n(args.largest_ids, pool_.threads() * limits_.max_tokens, 0);
+  args.largest_stride = rows;
+  const int64_t count = pool_.threads() * rows;
+  std::fill_n(args.largest, count, kNoLogit);
+  std::fill_n(args.largest_ids, count, 0);
   if (rows) timed(times_.size() - 1, rows, [&] { linear(pool_, args); });
   for (int64_t row = 0; row < rows; ++row) {
     float most = args.largest[row];
     ids[row] = args.largest_ids[row];
-    for (int64_t at = row + limits_.max_tokens; at < pool_.threads() * limits_.max_tokens; at += limits_.max_tokens) {
+    for (int64_t at = row + rows; at < count; at += rows) {
       if (args.largest[at] < most || (args.largest[at] == most && args.largest_ids[at] >= ids[row])) continue;
       most = args.largest[at];
       ids[row] = args.largest_ids[at];

@@ -83,7 +83,7 @@ class Program {
   std::vector<Buffer> float_buffers_;
   std::vector<ActivationBuffer> activation_buffers_;
   Buffer logits_;
-  Buffer largest_, largest_ids_;  // [threads][max_tokens]
+  Buffer largest_, largest_ids_;  // [threads][rows], of up to max_tokens rows
   AttentionScratch scratch_;
   int64_t tokens_ = 0, outputs_ = 0, hidden_rows_ = 0;
 

@@ -73,7 +73,9 @@ def test_a_prompt_that_leaves_no_room(http: httpx.Client) -> None:
     assert error_of(http.post("/v1/chat/completions", json={"messages": long}), 400)["param"] == "messages"
 
 
-def test_a_very_long_prompt_is_not_encoded_whole(running: Running, http: httpx.Client) -> None:
+def test_a_very_long_prompt_is_not_encoded_whole(
+    running: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths: list[int] = []
     encode = running.state.inputs.tokenizer.encode
 
@@ -81,17 +83,16 @@ def test_a_very_long_prompt_is_not_encoded_whole(running: Running, http: httpx.C
         lengths.append(len(text))
         return encode(text, add_bos)
 
-    running.state.inputs.tokenizer.encode = watched  # type: ignore[method-assign]
-    try:
-        error = error_of(http.post("/v1/completions", json={"prompt": "x" * 100_000}), 400)
-    finally:
-        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
+    monkeypatch.setattr(running.state.inputs.tokenizer, "encode", watched)
+    error = error_of(http.post("/v1/completions", json={"prompt": "x" * 100_000}), 400)
     assert sum(lengths) <= 20_000
     assert str(MAX_LEN) in error["message"]
     assert error["param"] == "prompt"
 
 
-def test_a_list_of_prompts_ends_at_the_first_that_does_not_fit(running: Running, http: httpx.Client) -> None:
+def test_a_list_of_prompts_ends_at_the_first_that_does_not_fit(
+    running: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoded: list[str] = []
     encode = running.state.inputs.tokenizer.encode
 
@@ -99,16 +100,15 @@ def test_a_list_of_prompts_ends_at_the_first_that_does_not_fit(running: Running,
         encoded.append(text)
         return encode(text, add_bos)
 
-    running.state.inputs.tokenizer.encode = watched  # type: ignore[method-assign]
-    try:
-        error = error_of(http.post("/v1/completions", json={"prompt": ["a", "b" * 500, *"cdefgh"]}), 400)
-    finally:
-        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
+    monkeypatch.setattr(running.state.inputs.tokenizer, "encode", watched)
+    error = error_of(http.post("/v1/completions", json={"prompt": ["a", "b" * 500, *"cdefgh"]}), 400)
     assert encoded == ["a", "b" * 500]
     assert error["param"] == "prompt"
 
 
-def test_counting_long_texts_keeps_nobody_waiting(running: Running, http: httpx.Client) -> None:
+def test_counting_long_texts_keeps_nobody_waiting(
+    running: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encode, decode = running.state.inputs.tokenizer.encode, running.state.inputs.tokenizer.decode
     answered = threading.Event()
 
@@ -125,8 +125,8 @@ def test_counting_long_texts_keeps_nobody_waiting(running: Running, http: httpx.
     def ask(path: str, **body: Any) -> int:
         return httpx.post(running.url + path, json=body, timeout=20).status_code
 
-    running.state.inputs.tokenizer.encode = slow_encode  # type: ignore[method-assign]
-    running.state.inputs.tokenizer.decode = slow_decode  # type: ignore[method-assign]
+    monkeypatch.setattr(running.state.inputs.tokenizer, "encode", slow_encode)
+    monkeypatch.setattr(running.state.inputs.tokenizer, "decode", slow_decode)
     try:
         with ThreadPoolExecutor(4) as pool:
             counts = [pool.submit(ask, "/tokenize", prompt="x" * 50_000) for _ in range(2)]
@@ -138,8 +138,6 @@ def test_counting_long_texts_keeps_nobody_waiting(running: Running, http: httpx.
             assert [count.result() for count in counts] == [200] * 4
     finally:
         answered.set()
-        running.state.inputs.tokenizer.encode = encode  # type: ignore[method-assign]
-        running.state.inputs.tokenizer.decode = decode  # type: ignore[method-assign]
 
 
 def test_bodies_are_bounded_together() -> None:

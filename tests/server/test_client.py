@@ -154,7 +154,8 @@ def test_what_breaks_one_request_hurts_no_other() -> None:
     async def test(client: EngineClient, transport: Scripted) -> None:
         broken, first = begin(client)
         fine, second = begin(client)
-        client.requests[first].detokenizer = None  # type: ignore[assignment]
+        request: Any = client.requests[first]
+        request.detokenizer = None
         await transport.say({first: [97], second: [98]})
         await transport.say({second: [99]}, Finished(second, "length"))
         (answer,) = await broken.result()

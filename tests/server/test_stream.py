@@ -35,6 +35,11 @@ class Writer:
         self.written += news
 
 
+def counted(choices: int = 1) -> dict[int, Any]:
+    """What stands for live requests where they are only counted."""
+    return dict.fromkeys(range(choices))
+
+
 def put(stream: RequestStream, text: str, choice: int = 0, last: bool = False) -> None:
     if last:
         stream.live.pop(choice)
@@ -44,7 +49,7 @@ def put(stream: RequestStream, text: str, choice: int = 0, last: bool = False) -
 def run(test: Callable[[RequestStream, Writer, asyncio.Task[None]], Awaitable[None]], choices: int = 1) -> None:
     async def main() -> None:
         stream, writer = RequestStream(choices, 1, lambda stream: None), Writer()
-        stream.live = dict.fromkeys(range(choices))  # type: ignore[arg-type]  # only counted here
+        stream.live = counted(choices)
         reader = asyncio.create_task(stream.forward(writer))
         await asyncio.sleep(0)
         await test(stream, writer, reader)
@@ -70,7 +75,7 @@ def test_news_are_written_before_put_returns() -> None:
 def test_what_came_before_the_reader_is_written_first() -> None:
     async def main() -> None:
         stream, writer = RequestStream(1, 1, lambda stream: None), Writer()
-        stream.live = {0: None}  # type: ignore[dict-item]
+        stream.live = counted()
         put(stream, "a")
         put(stream, "b")
         reader = asyncio.create_task(stream.forward(writer))
@@ -109,7 +114,7 @@ def test_a_writer_that_fails_ends_the_reader() -> None:
     async def main() -> None:
         closed: list[RequestStream] = []
         stream = RequestStream(1, 1, closed.append)
-        stream.live = {0: None}  # type: ignore[dict-item]
+        stream.live = counted()
 
         def write(news: list[Increment]) -> None:
             raise EngineError("no more of this")

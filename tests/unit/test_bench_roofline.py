@@ -234,7 +234,8 @@ def test_a_long_context_is_filled_with_copies(tmp_path: Path, monkeypatch: pytes
         def copy_blocks(self, pairs: np.ndarray[Any, Any]) -> None:
             copied.extend((int(a), int(b)) for a, b in pairs)
 
-    bench.program = bench._cache = Spy()  # type: ignore[assignment]
+    spied: Any = bench
+    spied.program = spied._cache = Spy()
     bench.prepare(phases[0])
     assert computed == list(range(32))
     assert copied == [(0, 2), (1, 3), (0, 4), (1, 5), (0, 6)]

@@ -214,8 +214,8 @@ def fake_hub(
                 folder.joinpath(file).touch()
         return str(folder)
 
-    hub = types.ModuleType("huggingface_hub")
-    hub.HfApi, hub.snapshot_download = HfApi, snapshot_download  # type: ignore[attr-defined]
+    hub: Any = types.ModuleType("huggingface_hub")
+    hub.HfApi, hub.snapshot_download = HfApi, snapshot_download
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     return calls
 
