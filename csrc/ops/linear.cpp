@@ -306,15 +306,21 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   });
 }
 
-template <class Panel> void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, Panel panel) {
+// streaming: some results are written past the caches.
+template <class Panel>
+void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, bool streaming, Panel panel) {
   const int64_t blocks = c.row_blocks / c.owners;  // of an owner
-  run_owned(pool, c.owners, c.tasks() / c.owners, [&](int owner, int64_t task, int thread) {
+  const auto run = [&](int owner, int64_t task, int thread) {
     const int64_t block = owner * blocks + task % blocks, first = task / blocks * c.panels_per_task;
     for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
       panel(p, c.first_row(block), c.first_row(block + 1), thread);
     if (kernels.products->done) kernels.products->done();
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores are ordered by nothing less
-  });
+    if (streaming) std::atomic_thread_fence(std::memory_order_seq_cst);  // such stores are ordered by nothing less
+  };
+  if (c.row_blocks > 1) return run_owned(pool, c.owners, c.tasks() / c.owners, run);
+  const int lists = std::min(pool.threads(), kMostOwners);
+  run_lists(pool, lists, [&](int list) { return c.tasks() * list / lists; },
+            [&](int, int64_t task, int thread) { run(0, task, thread); });
 }
 
 }  // namespace
@@ -338,7 +344,8 @@ void linear(Pool& pool, const LinearArgs& args) {
   }
   if (rows == 0) return;
   const Cut c = cut(rows, panels, traffic, k, tallest, pool);
-  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int thread) {
+  const bool streaming = !args.largest && streams(args, rows);
+  run_tasks(pool, table, c, streaming, [&](int64_t panel, int64_t begin, int64_t end, int thread) {
     if (args.largest) largest_panel(table, args, panel, begin, end, thread);
     else linear_panel(table, args, panel, begin, end);
   });
@@ -357,7 +364,7 @@ void gated_linear(Pool& pool, const GatedLinearArgs& args) {
   traffic.row = std::max(args.gate_x->spec.row_bytes(), args.up_x->spec.row_bytes());
   traffic.out_row = args.form ? args.form_spec.row_bytes() : args.out_stride * 4;
   const Cut c = cut(rows, panels_of(*args.gate), traffic, 2 * args.gate->k, height(table, *args.gate, rows), pool);
-  run_tasks(pool, table, c, [&](int64_t panel, int64_t begin, int64_t end, int) {
+  run_tasks(pool, table, c, false, [&](int64_t panel, int64_t begin, int64_t end, int) {
     gated_panel(table, args, panel, begin, end);
   });
 }

@@ -22,21 +22,31 @@ inline int64_t owned_from(int64_t rows, int owners, int64_t owner) {
   return owner >= owners ? rows : rows * owner / owners / kOwnedAlign * kOwnedAlign;
 }
 
-// Runs body(owner, item, thread) for `each` items of every owner, those of the thread's own first, in ascending order.
-template <class F> void run_owned(Pool& pool, int owners, int64_t each, F body) {
+// Runs body(list, item, thread) for items first(list) … first(list + 1) - 1 of every list, in ascending order, those of the
+// thread's own list first; then it goes on with the others'. Threads that keep to their lists share no counter: taking a
+// small item from a common one costs as much as computing it.
+template <class First, class F> void run_lists(Pool& pool, int lists, First first, F body) {
   struct alignas(64) Next {
     std::atomic<int64_t> item{0};
   };
   Next next[kMostOwners];
-  pool.run(owners * each, [&](int64_t, int thread) {
-    // As many calls as items: each finds one.
-    for (int i = 0; i < owners; ++i) {
-      const int owner = (thread + i) % owners;
-      if (next[owner].item.load(std::memory_order_relaxed) >= each) continue;
-      const int64_t item = next[owner].item.fetch_add(1, std::memory_order_relaxed);
-      if (item < each) return body(owner, item, thread);
+  for (int list = 0; list < lists; ++list) next[list].item.store(first(list), std::memory_order_relaxed);
+  pool.run(std::min<int64_t>(pool.threads(), first(lists) - first(0)), [&](int64_t, int thread) {
+    for (int i = 0; i < lists; ++i) {
+      const int list = (thread + i) % lists;
+      const int64_t end = first(list + 1);
+      while (next[list].item.load(std::memory_order_relaxed) < end) {
+        const int64_t item = next[list].item.fetch_add(1, std::memory_order_relaxed);
+        if (item < end) body(list, item, thread);
+      }
     }
   });
+}
+
+// Runs body(owner, item, thread) for `each` items of every owner, those of the thread's own first, in ascending order.
+template <class F> void run_owned(Pool& pool, int owners, int64_t each, F body) {
+  run_lists(pool, owners, [=](int owner) { return owner * each; },
+            [&](int owner, int64_t item, int thread) { body(owner, item - owner * each, thread); });
 }
 
 // Runs body(first, count) over runs of rows: as many tasks as are worth it, but no more than `per_thread` for each thread.
