@@ -49,6 +49,9 @@ class StepPlan:
         released: [slots] whose rows are no longer used. In the same plan such a slot may be admitted again.
         prompt_logprobs: rows (indices into `slots`) for which log-probabilities of the prompt tokens computed in this
             step are wanted.
+        repeats: the step is the one before it, one token on: the same rows in the same order, each with the one token
+            that that step sampled, none of them in another block, and no changes. Says nothing that the columns do not;
+            the worker can move its arrays on instead of making them anew.
     """
 
     step: int
@@ -62,6 +65,7 @@ class StepPlan:
     copies: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
     released: Int32 = field(default_factory=_empty)
     prompt_logprobs: tuple[int, ...] = ()
+    repeats: bool = False
 
     @property
     def tokens(self) -> int:

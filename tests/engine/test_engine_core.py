@@ -235,6 +235,21 @@ def test_requests_that_wait_cost_a_step_nothing():
     assert milliseconds(3000) < 3 * milliseconds(10)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_in_which_nothing_changes_are_marked_as_repeats(depth):
+    driver = Driver(depth=depth)
+    driver.submit(1, PROMPT, max_tokens=14)
+    driver.step()
+    driver.submit(2, PROMPT[:5], max_tokens=4)
+    driver.run()
+    # 29 tokens, then 5 more: only within blocks of 8, and not where one comes or goes.
+    alone = [int(plan.starts[0]) for plan in driver.executor.plans if plan.repeats and len(plan.slots) == 1]
+    assert alone
+    assert all(start % 8 not in (0, 7) for start in alone)
+    assert driver.tokens(1) == answer(max_tokens=14)[0]
+    assert driver.tokens(2) == answer(PROMPT[:5])[0]
+
+
 def test_depth_2_plans_ahead_and_drops_what_a_stop_made_needless():
     output, _ = answer(max_tokens=10)
     driver = Driver(depth=2)

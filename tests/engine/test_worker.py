@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,35 @@ def test_executor_overlaps_and_keeps_order(tiny: Path) -> None:
         executor.close()
     with pytest.raises(EngineError, match="closed"):
         executor.submit(StepPlan(3))
+
+
+def test_a_step_that_is_alone_runs_where_it_is_collected(tiny: Path) -> None:
+    expected = tokens(generate(Worker(options(tiny / "llama", "cpu")), [64], 4))
+    threads: list[int] = []
+
+    class Noting(Worker):
+        def execute(self, plan: StepPlan) -> StepResult:
+            threads.append(threading.get_ident())
+            return super().execute(plan)
+
+    executor = LocalExecutor(options(tiny / "llama", "cpu"), Noting)
+    executor.submit(plan(0, [(0, 0, 50, True)], admitted=(admit(0, PROMPT, range(4)),)), alone=True)
+    with pytest.raises(EngineError, match="not collected yet"):
+        executor.submit(plan(1, [(0, 50, 1, True)]))
+    results = [executor.collect()]
+    executor.submit(plan(1, [(0, 50, 1, True)]))
+    executor.submit(plan(2, [(0, 51, 1, True)], repeats=True), alone=True)  # it is not: it waits its turn
+    results += [executor.collect(), executor.collect()]
+    executor.submit(plan(3, [(0, 52, 1, True)], repeats=True), alone=True)
+    assert tokens([*results, executor.collect()]) == expected
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False, False, True]
+    executor.submit(plan(4, [(5, 0, 1, True)]), alone=True)
+    with pytest.raises(BackendError, match="slot is free"):
+        executor.collect()
+    with pytest.raises(EngineError, match="an earlier step failed"):
+        executor.collect()
+    executor.close()
 
 
 def test_executor_hands_back_what_went_wrong(tiny: Path) -> None:

@@ -98,12 +98,18 @@ class FakeExecutor:
         self.computed_tokens = 0
         self.step = 0
         self.fail_at: int | None = None
+        self.lonely = False
         self.closed = False
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, alone: bool = False) -> None:
+        assert not self.lonely, "a step that was submitted alone is not collected yet"
+        assert not (alone and self.results)
+        self.lonely = alone
         assert plan.step == self.step + 1
         self.step = plan.step
         self.plans.append(plan)
+        if plan.repeats:
+            self._check_repeats(self.plans[-2], plan)
         self._apply(plan)
         self._check(plan)
         self.results.append(self._run(plan))
@@ -111,6 +117,7 @@ class FakeExecutor:
 
     def collect(self) -> StepResult:
         result = self.results.popleft()
+        self.lonely = False
         if self.fail_at is not None and result.step >= self.fail_at:
             raise RuntimeError("the device caught fire")
         return result
@@ -162,6 +169,18 @@ class FakeExecutor:
             assert start + count <= len(row.blocks) * self.info.block_size
             for position in range(start, start + count):
                 assert users[row.blocks[position // self.info.block_size]] == 1, "a shared block is written"
+
+    def _check_repeats(self, before: StepPlan, plan: StepPlan) -> None:
+        size = self.info.block_size
+        assert plan.slots.tolist() == before.slots.tolist() == [slot for slot in before.slots if slot in self.rows]
+        assert before.counts.tolist() == plan.counts.tolist() == [1] * len(plan.slots)
+        assert plan.starts.tolist() == [start + 1 for start in before.starts]
+        assert all(start // size == (start + 1) // size for start in before.starts.tolist())
+        assert before.sample.all()
+        assert plan.sample.all()
+        for changes in (plan.admitted, plan.append_slots, plan.append_blocks, plan.copies, plan.released):
+            assert not len(changes)
+        assert not plan.prompt_logprobs
 
     def _run(self, plan: StepPlan) -> StepResult:
         slots, tokens, chosen, pieces = [], [], [], []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.plans import admit, int32, plan
-from noria.backends.base import Limits
+from noria.backends.base import Batch, Limits
 from noria.errors import BackendError
 from noria.plan import StepPlan
 from noria.worker.batch import Prepared, prepare
@@ -108,6 +108,52 @@ def test_random_plans_against_the_loop() -> None:
             rows.append((int(slot), start, count, start + count == lengths[slot]))
         p = plan(1, rows)
         compare(prepare(p, slots, LIMITS), p, slots)
+
+
+def test_a_repeated_step_has_the_batch_that_would_be_made_for_it() -> None:
+    slots = Slots(6, 64, 8, 32)
+    slots.apply(plan(0, [], admitted=(admit(1, range(17), [5, 6, 7]), admit(4, range(9), [9, 2], temperature=0.7))))
+    p = plan(1, [(4, 8, 1, True), (1, 16, 1, True)])
+    moved = prepare(p, slots, LIMITS)
+    assert moved.repeats == 7
+    for step in range(2, 9):
+        tokens = int32(100 + step, 200 + step)
+        slots.append_tokens(p.slots, tokens)
+        p = plan(step, [(4, 6 + step + 1, 1, True), (1, 14 + step + 1, 1, True)], repeats=True)
+        moved.advance(p, tokens)
+        made = prepare(p, slots, LIMITS)
+        for name in Batch.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(moved.batch, name), getattr(made.batch, name), name, strict=True)
+        assert moved.output_positions.tolist() == made.output_positions.tolist()
+        assert (moved.greedy, moved.order.tolist(), moved.repeats) == (made.greedy, made.order.tolist(), made.repeats)
+    with pytest.raises(BackendError, match="step 9 cannot repeat step 8"):
+        moved.advance(plan(9, [(4, 16, 1, True), (1, 24, 1, True)], repeats=True), int32(1, 2))
+
+
+def test_what_must_not_be_repeated() -> None:
+    slots = Slots(6, 21, 16, 32)
+    admitted = (admit(0, range(20), [5, 6]), admit(1, range(3), [7]), admit(2, range(3), [8], prompt_logprobs=1))
+    slots.apply(plan(0, [], admitted=(*admitted, replace(admit(3, [1], [9], min_tokens=3), stop_ids=(7,)))))
+    assert prepare(plan(1, [(0, 19, 1, True)]), slots, LIMITS).repeats == 0  # the longest context
+    assert prepare(plan(1, [(1, 0, 3, True)]), slots, LIMITS).repeats == 0  # the next step has fewer tokens
+    assert prepare(plan(1, [(1, 2, 1, True), (0, 0, 1, False)]), slots, LIMITS).repeats == 0
+    assert prepare(plan(1, [(2, 0, 1, False)], prompt_logprobs=(0,)), slots, LIMITS).repeats == 0
+    assert prepare(plan(1, [(3, 0, 1, True)]), slots, LIMITS).repeats == 2  # then it is greedy
+    other = prepare(plan(1, [(1, 2, 1, True)]), slots, LIMITS)
+    with pytest.raises(BackendError, match="cannot repeat"):
+        other.advance(plan(3, [(1, 3, 1, True)], repeats=True), int32(1))
+    with pytest.raises(BackendError, match="cannot repeat"):
+        other.advance(plan(2, [(1, 3, 1, True), (3, 0, 1, True)], repeats=True), int32(1))
+
+
+def test_tokens_of_several_steps_are_added_at_once() -> None:
+    slots, other = slots_with_two(), slots_with_two()
+    sampled = [int32(10 * step, 10 * step + 1) for step in range(3)]
+    for tokens in sampled:
+        slots.append_tokens(int32(4, 1), tokens)
+    other.append_tokens(int32(4, 1), *sampled)
+    assert slots.known.tolist() == other.known.tolist() == [0, 23, 0, 0, 12, 0]
+    np.testing.assert_array_equal(slots.tokens, other.tokens)
 
 
 def test_appended_blocks_keep_their_order_within_each_slot() -> None:

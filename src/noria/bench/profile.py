@@ -144,10 +144,10 @@ class ProfiledExecutor(LocalExecutor):
 
         super().__init__(options, make)
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, alone: bool = False) -> None:
         self._kinds.append(kind_of(plan))
         self._profile.kinds[self._kinds[-1]].schedule += time.perf_counter() - self._since
-        super().submit(plan)
+        super().submit(plan, alone)
 
     def collect(self) -> StepResult:
         result = super().collect()

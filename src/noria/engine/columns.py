@@ -24,6 +24,7 @@ class Running:
         goal: [slots] most tokens to compute. limit: [slots] most tokens. prompt: [slots] tokens of the prompt.
         capacity: [slots] tokens that fit the block table.
         requests: [slots] who has the slot.
+        changes: how often a request has come or gone.
     """
 
     def __init__(self, slots: int) -> None:
@@ -34,6 +35,7 @@ class Running:
         self.prompt = np.zeros(slots, np.int32)
         self.capacity = np.zeros(slots, np.int32)
         self.requests: list[Request | None] = [None] * slots
+        self.changes = 0
         self._free = list(range(slots - 1, -1, -1))
         self._order: list[tuple[Key, int]] = []
         self._slots: Int32 | None = None
@@ -83,6 +85,7 @@ class Running:
         self.capacity[slot] = capacity
         insort(self._order, (key, slot))
         self._slots = None
+        self.changes += 1
         return slot
 
     def remove(self, slot: int, key: Key) -> None:
@@ -90,6 +93,7 @@ class Running:
         self._free.append(slot)
         del self._order[bisect_left(self._order, (key, slot))]
         self._slots = None
+        self.changes += 1
 
     def divide(self, budget: int) -> tuple[Int32, Int32]:
         """The one rule: each request gets tokens until computed = known, within the budget.

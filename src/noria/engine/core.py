@@ -138,8 +138,11 @@ class EngineCore:
 
     def launch(self) -> None:
         """Plans and submits the next step if none runs and it need not wait: to be called before what the last one
-        brought is sent, which would else hold it up."""
-        if self._flights or not self._scheduler.requests or self._scheduler.delay(self._clock()) > 0.0:
+        brought is sent, which would else hold it up. A step that the caller's own thread will compute stays unplanned:
+        whoever reads can then begin while it is planned, with nothing else for the other processors to do."""
+        if self._depth == 1 or self._flights or not self._scheduler.requests:
+            return
+        if self._scheduler.delay(self._clock()) > 0.0:
             return
         began = self._clock()
         _, planned = self._plan(began)
@@ -154,12 +157,12 @@ class EngineCore:
         planned = self._clock()
         if flight is None:
             return False, planned
-        self._executor.submit(flight.plan)
-        if not self._flights:
-            self._began = planned
-        self._flights.append(flight)
         if self._adapts:
             self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
+        if not self._flights:
+            self._began = planned
+        self._executor.submit(flight.plan, alone=self._depth == 1 and not self._flights)
+        self._flights.append(flight)
         return True, planned
 
     def _collect(self) -> float:

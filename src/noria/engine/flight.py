@@ -41,6 +41,8 @@ class Flight:
         progress: rows whose computed tokens matter to others or to their end, and how many are computed by then.
         scored: slot → request, of rows with prompt log-probabilities.
         prompt_tokens: of the tokens computed, those of prompts.
+        repeats: how many steps after this one need only repeat it (`StepPlan.repeats`) while no request comes or goes.
+        changes: `Running.changes` when it was planned.
     """
 
     plan: StepPlan
@@ -48,6 +50,8 @@ class Flight:
     progress: list[tuple[Request, int]]
     scored: dict[int, Request]
     prompt_tokens: int
+    repeats: int
+    changes: int
 
 
 def launch(
@@ -90,7 +94,29 @@ def launch(
         list(zip(running.owners(slots[notable]), ends[notable].tolist(), strict=True)),
         dict(zip(slots[scored].tolist(), running.owners(slots[scored]), strict=True)),
         int(np.maximum(np.minimum(ends, prompt) - starts, 0).sum()),
+        _repeats(running, slots, block_size) if len(slots) == len(running) and sample.all() else 0,
+        running.changes,
     )
+
+
+def _repeats(running: Running, slots: Int32, block_size: int) -> int:
+    """Steps until a row, all of which have just sampled, has its last token or begins or needs a block."""
+    computed = running.computed[slots]
+    left = np.minimum(running.limit[slots] - running.known[slots], running.capacity[slots] - computed)
+    return max(0, int(np.minimum(left, -computed % block_size - 1).min()))
+
+
+def repeat(flight: Flight, running: Running) -> Flight:
+    """The step after one that can be repeated; what `launch` would make of it."""
+    plan = flight.plan
+    starts = running.computed[plan.slots]
+    ends = starts + 1
+    running.computed[plan.slots] = ends
+    running.known[plan.slots] = ends + 1
+    single = plan.repeats or len(starts) == plan.tokens
+    counts = plan.counts if single else np.ones(len(starts), np.int32)
+    again = StepPlan(plan.step + 1, plan.slots, starts, counts, plan.sample, repeats=single)
+    return Flight(again, flight.sampled, [], {}, 0, flight.repeats - 1, flight.changes)
 
 
 def _scored_rows(slots: Int32, early: np.ndarray[tuple[int], np.dtype[np.bool_]], scoring: set[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from noria.engine.request import Request
 from noria.messages import EngineStats, Finished, FinishReason, LogProbs, Started, StepOutputs
 from noria.plan import Int32, PromptLogProbs, TokenLogProbs
+
+_ONE = struct.pack("<i", 1)
 
 
 def _log_probs(tokens: Int32, values: TokenLogProbs, k: int) -> LogProbs:
@@ -84,9 +87,9 @@ class Outputs:
         """As one message. Each token listed is of another request: a step yields one token per row."""
         return StepOutputs(
             step=step,
-            request_ids=np.array(self.request_ids, "<i8").tobytes(),
-            counts=np.ones(len(self.request_ids), "<i4").tobytes(),
-            tokens=np.array(self.tokens, "<i4").tobytes(),
+            request_ids=struct.pack(f"<{len(self.request_ids)}q", *self.request_ids),
+            counts=_ONE * len(self.request_ids),
+            tokens=struct.pack(f"<{len(self.tokens)}i", *self.tokens),
             finished=tuple(self.finished),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,

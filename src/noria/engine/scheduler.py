@@ -15,7 +15,7 @@ import numpy as np
 from noria.cache.manager import BlockTable, CacheManager, Match
 from noria.config import SchedulerOptions
 from noria.engine.columns import Running
-from noria.engine.flight import Draft, Flight, launch
+from noria.engine.flight import Draft, Flight, launch, repeat
 from noria.engine.outputs import Outputs
 from noria.engine.policy import KEYS, make_admission
 from noria.engine.queue import WaitingQueue
@@ -59,6 +59,7 @@ class Scheduler:
         self._slots = slots
         self.waiting = WaitingQueue(self._key)
         self.running = Running(slots)
+        self._last: Flight | None = None  # planned
         self._released: list[int] = []
         self._leaders: dict[int, Request] = {}  # group → the running request that its siblings share with
         self._scoring: set[int] = set()  # slots that owe prompt log-probabilities
@@ -135,6 +136,11 @@ class Scheduler:
 
     def schedule(self, now: float, outputs: Outputs) -> Flight | None:
         """Plans the next step; None if nothing can be computed now."""
+        last = self._last
+        if last is not None and last.repeats and last.changes == self.running.changes and not len(self.waiting):
+            self.step += 1
+            self._last = repeat(last, self.running)
+            return self._last
         draft = self._continue()
         if not draft.preempted and len(self.waiting):
             self._admit(draft, now, outputs)
@@ -143,6 +149,7 @@ class Scheduler:
         self.step += 1
         flight = launch(draft, self.step, self.running, self.manager.block_size, self._released, self._scoring)
         self._released = []
+        self._last = flight
         self.counters.prompt_tokens += flight.prompt_tokens
         return flight
 

@@ -15,8 +15,13 @@ class Executor(Protocol):
         """What the workers resolved when they loaded the model."""
         ...
 
-    def submit(self, plan: StepPlan) -> None:
-        """Puts a step in flight; returns at once. The caller bounds how many are, and changes the plan no more."""
+    def submit(self, plan: StepPlan, alone: bool = False) -> None:
+        """Puts a step in flight; returns at once. The caller bounds how many are, and changes the plan no more.
+
+        Args:
+            alone: the caller will collect this step before it submits another. It need not begin before it is
+                collected, and may then run on the caller's thread, to which nothing has to be handed over.
+        """
         ...
 
     def collect(self) -> StepResult:

@@ -35,7 +35,7 @@ class PromptRows:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prepared:
     """A batch and what becomes of its output rows: the sampled ones first, then those that score prompts.
 
@@ -45,6 +45,8 @@ class Prepared:
         order: [sampled] which of these each output row is: those whose token is merely that of the largest logit come
             first.
         greedy: how many those are.
+        step: of the plan.
+        repeats: how often `advance` may be called.
     """
 
     batch: Batch
@@ -53,6 +55,28 @@ class Prepared:
     order: NDArray[np.intp]
     greedy: int
     prompts: tuple[PromptRows, ...]
+    step: int
+    repeats: int
+
+    def advance(self, plan: StepPlan, tokens: Int32) -> None:
+        """Makes this the batch of the plan that repeats its own. The arrays are changed in place.
+
+        Args:
+            tokens: [rows] that the step before has sampled.
+
+        Raises:
+            BackendError: the plan is not the one after this one, or must not repeat it.
+        """
+        if plan.step != self.step + 1 or len(plan.slots) != len(tokens) or self.repeats <= 0:
+            raise BackendError(f"step {plan.step} cannot repeat step {self.step}")
+        self.step = plan.step
+        self.repeats -= 1
+        batch = self.batch
+        batch.input_ids[:] = tokens
+        batch.positions += 1
+        batch.kv_positions += 1
+        batch.kv_lengths += 1
+        self.output_positions += 1
 
 
 def prepare(plan: StepPlan, slots: Slots, limits: Limits) -> Prepared:
@@ -88,7 +112,19 @@ def prepare(plan: StepPlan, slots: Slots, limits: Limits) -> Prepared:
         block_tables=slots.block_tables,
         output_rows=output_rows.astype(np.int32, copy=False),
     )
-    return Prepared(batch, chosen, output_positions, order, len(order) - int(np.count_nonzero(drawn)), prompts)
+    greedy = len(order) - int(np.count_nonzero(drawn))
+    repeats = _repeats(plan, slots, batch) if len(chosen) == len(plan.slots) and not prompts else 0
+    if greedy < len(order) and repeats:
+        repeats = min(repeats, int((slots.greedy_from[chosen] - output_positions)[drawn].min()) - 1)
+    return Prepared(batch, chosen, output_positions, order, greedy, prompts, plan.step, repeats)
+
+
+def _repeats(plan: StepPlan, slots: Slots, batch: Batch) -> int:
+    """Further tokens of the rows, all sampled, that need no other block and stay within the longest context."""
+    if len(batch.positions) > len(plan.slots):
+        return 0  # the next step has not as many tokens
+    size = slots.block_size
+    return min(size - 1 - int((batch.positions % size).max()), slots.max_model_len - 1 - int(batch.kv_lengths.max()))
 
 
 def check(plan: StepPlan, slots: Slots, limits: Limits) -> None:

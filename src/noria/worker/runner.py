@@ -27,6 +27,9 @@ class Runner:
         self._sampler = sampler
         self._slots = slots
         self._limits = limits
+        self._last: Prepared | None = None
+        # Sampled by it and by those that it repeats, not yet in the slots: only other steps look there.
+        self._sampled: list[Int32] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One step, from start to end.
@@ -35,19 +38,32 @@ class Runner:
             BackendError: the plan breaks its contract. The state is then undefined: the worker must not go on.
         """
         began = time.perf_counter()
-        self._apply(plan)
-        if not len(plan.slots):
-            empty = np.empty(0, np.int32)
-            return StepResult(plan.step, empty, empty, timings=StepTimings(prepare=time.perf_counter() - began))
-        prepared = prepare(plan, self._slots, self._limits)
+        if plan.repeats and self._last is not None:
+            prepared = self._last
+            prepared.advance(plan, self._sampled[-1])
+        else:
+            self._note_sampled()
+            self._apply(plan)
+            if not len(plan.slots):
+                empty = np.empty(0, np.int32)
+                return StepResult(plan.step, empty, empty, timings=StepTimings(prepare=time.perf_counter() - began))
+            prepared = prepare(plan, self._slots, self._limits)
         ready = time.perf_counter()
         self._program.run(prepared.batch, self._cache)
         computed = time.perf_counter()
         tokens, logprobs = self._sample(prepared)
         prompts = tuple(self._score(rows) for rows in prepared.prompts)
-        self._slots.append_tokens(prepared.sampled, tokens)
+        self._last = prepared
+        self._sampled.append(tokens)
         timings = StepTimings(ready - began, computed - ready, time.perf_counter() - computed)
         return StepResult(plan.step, prepared.sampled, tokens, logprobs, prompts, timings)
+
+    def _note_sampled(self) -> None:
+        """Brings the slots up to date with what has been sampled since they last were."""
+        if self._last is not None:
+            self._slots.append_tokens(self._last.sampled, *self._sampled)
+        self._last = None
+        self._sampled.clear()
 
     def _apply(self, plan: StepPlan) -> None:
         self._slots.apply(plan)
@@ -71,6 +87,8 @@ class Runner:
         """A token for each sampled row. Logits are only made where more is asked than which is the largest, and at most
         `max_outputs` rows of them at a time."""
         count, greedy, order = len(prepared.sampled), prepared.greedy, prepared.order
+        if greedy == count:
+            return self._program.largest(0, count), None  # in their order
         tokens = np.empty(count, np.int32)
         if greedy:
             tokens[order[:greedy]] = self._program.largest(0, greedy)

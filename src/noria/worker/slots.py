@@ -73,13 +73,17 @@ class Slots:
         if len(plan.append_slots):
             self._append_blocks(plan.append_slots, plan.append_blocks)
 
-    def append_tokens(self, slots: Int32, tokens: Int32) -> None:
-        """Adds one sampled token to each of `slots` (all different)."""
-        at = self.known[slots]
-        if len(at):
-            self._reserve(int(at.max()) + 1)
-        self._tokens[slots, at] = tokens
-        self.known[slots] = at + 1
+    def append_tokens(self, slots: Int32, *tokens: Int32) -> None:
+        """Adds sampled tokens to each of `slots` (all different): one from each of `tokens`, in order."""
+        if not len(slots):
+            return
+        at, count = self.known[slots], len(tokens)
+        self._reserve(int(at.max()) + count)
+        if count == 1:
+            self._tokens[slots, at] = tokens[0]
+        else:
+            self._tokens[slots, at + np.arange(count)[:, None]] = tokens
+        self.known[slots] = at + count
 
     def _admit(self, admission: Admission) -> None:
         slot, count, blocks = admission.slot, len(admission.token_ids), len(admission.block_ids)
