@@ -31,19 +31,50 @@ inline void pause() {
 #endif
 }
 
-// Waits awake until `ready` or until the time is up; says whether `ready`.
-template <class F> bool spin_until(std::chrono::microseconds limit, F ready) {
+// Waits awake until `ready` or until the time is up; says whether `ready`. Does something useful meanwhile, as long as there
+// is: busy() does a little of it, or returns false.
+template <class F, class Busy> bool spin_until(std::chrono::microseconds limit, F ready, Busy busy) {
   if (ready()) return true;
   if (limit.count() == 0) return false;
   const auto end = std::chrono::steady_clock::now() + limit;
   do {
     for (int i = 0; i < kPausesPerCheck; ++i) {
-      pause();
+      if (!busy()) pause();
       if (ready()) return true;
     }
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }
+
+constexpr int64_t kLine = 64;
+// Asked for at once, between two looks at whether the wait is over.
+constexpr int64_t kAskedBytes = 4 * kLine;
+
+// How far a thread has asked for what it will read.
+struct alignas(64) Reader {
+  std::atomic<bool> looks{false};  // at the lists; nobody may free them meanwhile
+  const std::vector<Span>* lists = nullptr;
+  size_t span = 0;
+  int64_t asked = 0;  // bytes of the span
+
+  // Asks for a little more. False if there is no more.
+  bool ask(const std::vector<Span>* now, size_t thread) {
+    if (!now) return false;
+    if (now != lists) {
+      lists = now;
+      span = 0;
+      asked = 0;
+    }
+    if (span >= now[thread].size()) return false;
+    const Span& at = now[thread][span];
+    const int64_t end = asked + kAskedBytes < at.bytes ? asked + kAskedBytes : at.bytes;
+    for (; asked < end; asked += kLine) __builtin_prefetch(at.first + asked, 0, 2);
+    if (asked < at.bytes) return true;
+    ++span;
+    asked = 0;
+    return true;
+  }
+};
 
 // So that `top -H` and profilers tell kernel threads from others.
 void name_this_thread(int thread) {
@@ -76,6 +107,18 @@ struct Pool::State {
   std::mutex mutex;    // guards falling asleep only
   std::condition_variable wake, finished;
   std::vector<std::thread> workers;
+  alignas(64) std::atomic<const std::vector<Span>*> expected{nullptr};
+  std::vector<Reader> readers;
+
+  // Sequentially consistent, against expect(nullptr): either that sees that this thread looks, or this thread sees null.
+  bool ask_ahead(int thread) {
+    if (!expected.load(std::memory_order_relaxed)) return false;
+    Reader& reader = readers[static_cast<size_t>(thread)];
+    reader.looks.store(true);
+    const bool more = reader.ask(expected.load(), static_cast<size_t>(thread));
+    reader.looks.store(false, std::memory_order_release);
+    return more;
+  }
 
   static uint32_t left(uint64_t word) { return static_cast<uint32_t>(word); }
 
@@ -100,7 +143,8 @@ struct Pool::State {
     for (;;) {
       drain(thread);
       const uint32_t seen = step.load(std::memory_order_acquire);
-      const bool tasks = spin_until(spin, [&] { return left(open.load(std::memory_order_relaxed)) != 0; });
+      const bool tasks = spin_until(
+          spin, [&] { return left(open.load(std::memory_order_relaxed)) != 0; }, [&] { return ask_ahead(thread); });
       if (!tasks && !sleep(seen)) return;
     }
   }
@@ -135,7 +179,7 @@ struct Pool::State {
 
   void wait() {
     const auto ready = [&] { return done.load(std::memory_order_acquire) == count; };
-    if (spin_until(spin, ready)) return;
+    if (spin_until(spin, ready, [&] { return ask_ahead(0); })) return;
     std::unique_lock<std::mutex> lock(mutex);
     caller_sleeps.store(true);
     finished.wait(lock, [&] { return done.load() == count; });
@@ -144,6 +188,7 @@ struct Pool::State {
 };
 
 Pool::Pool(int threads) : state_(new State) {
+  state_->readers = std::vector<Reader>(static_cast<size_t>(threads < 1 ? 1 : threads));
   // With more threads than processors a waiting thread that is awake keeps a working one from running.
   if (threads <= machine().usable_cpus()) state_->spin = kSpin;
   for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->loop(i); });
@@ -164,6 +209,13 @@ void Pool::begin_step() {
   if (state_->spin.count() == 0) return;  // they would not wait for the first run
   state_->step.fetch_add(1);
   state_->wake_sleepers(UINT32_MAX);
+}
+
+void Pool::expect(const std::vector<Span>* reads) {
+  if (reads) return state_->expected.store(reads, std::memory_order_release);
+  state_->expected.store(nullptr);
+  for (const Reader& reader : state_->readers)
+    while (reader.looks.load()) pause();
 }
 
 void Pool::run_erased(int64_t count, Erased task, void* context) {

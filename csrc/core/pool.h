@@ -5,8 +5,15 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 namespace noria {
+
+// Memory that will be read from its start to its end.
+struct Span {
+  const char* first = nullptr;
+  int64_t bytes = 0;
+};
 
 class Pool {
  public:
@@ -27,6 +34,11 @@ class Pool {
   // of a millisecond after its last task, which costs a microsecond between two ops where waking a thread costs fifty;
   // then it sleeps. So a pool that has nothing to do uses no processor time.
   void begin_step();
+
+  // What each thread will read next, [threads()] lists: while a thread waits for the others or for the next run, it asks for
+  // that into its second-level cache. Only a hint. The lists must stay as they are until others are set, null being none;
+  // with null, no thread looks at the last ones any more when this returns.
+  void expect(const std::vector<Span>* reads);
 
  private:
   using Erased = void (*)(void* context, int64_t index, int thread);

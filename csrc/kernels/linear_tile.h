@@ -7,7 +7,7 @@
 
 namespace noria::NORIA_ISA {
 
-constexpr int kPageBytes = 4096;
+constexpr int kAheadOfRow = 8192;  // bytes
 
 // The four bytes at p in every lane. Assembly keeps the vector in a register; otherwise the broadcast is folded into
 // every product as a load of its own, and loads become the limit.
@@ -33,7 +33,7 @@ struct Ahead {
 template <int R> static inline void prefetch(const char* w, Ahead& ahead) {
   if (R == 1) {
 #pragma GCC unroll 4
-    for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(w + kPageBytes + line, 0, 2);
+    for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(w + kAheadOfRow + line, 0, 2);
   } else {
     __builtin_prefetch(ahead.at, 0, 2);
     __builtin_prefetch(ahead.at + ahead.half, 0, 2);

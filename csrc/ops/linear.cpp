@@ -309,18 +309,24 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
 // streaming: some results are written past the caches.
 template <class Panel>
 void run_tasks(Pool& pool, const LinearKernels& kernels, const Cut& c, bool streaming, Panel panel) {
-  const int64_t blocks = c.row_blocks / c.owners;  // of an owner
-  const auto run = [&](int owner, int64_t task, int thread) {
-    const int64_t block = owner * blocks + task % blocks, first = task / blocks * c.panels_per_task;
-    for (int64_t p = first; p < std::min(c.panels, first + c.panels_per_task); ++p)
+  const auto run = [&](int64_t block, int64_t first, int64_t end, int thread) {
+    for (int64_t p = first; p < std::min(end, first + c.panels_per_task); ++p)
       panel(p, c.first_row(block), c.first_row(block + 1), thread);
     if (kernels.products->done) kernels.products->done();
     if (streaming) std::atomic_thread_fence(std::memory_order_seq_cst);  // such stores are ordered by nothing less
   };
-  if (c.row_blocks > 1) return run_owned(pool, c.owners, c.tasks() / c.owners, run);
+  if (c.row_blocks > 1) {
+    const int64_t blocks = c.row_blocks / c.owners;  // of an owner
+    return run_owned(pool, c.owners, c.tasks() / c.owners, [&](int owner, int64_t task, int thread) {
+      run(owner * blocks + task % blocks, task / blocks * c.panels_per_task, c.panels, thread);
+    });
+  }
   const int lists = std::min(pool.threads(), kMostOwners);
-  run_lists(pool, lists, [&](int list) { return c.tasks() * list / lists; },
-            [&](int, int64_t task, int thread) { run(0, task, thread); });
+  const auto start = [&](int list) { return first_panel(c.panels, list, lists); };
+  const int64_t most = ceil_div(ceil_div(c.panels, lists), c.panels_per_task);  // tasks of a list
+  run_owned(pool, lists, most, [&](int list, int64_t task, int thread) {
+    run(0, start(list) + task * c.panels_per_task, start(list + 1), thread);
+  });
 }
 
 }  // namespace

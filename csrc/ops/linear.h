@@ -1,5 +1,7 @@
 // Products with packed weights: packing, the driver that cuts a product into tiles, and its epilogues.
 #pragma once
+#include <vector>
+
 #include "core/pool.h"
 #include "core/types.h"
 
@@ -60,5 +62,12 @@ struct GatedLinearArgs {
   ActivationSpec form_spec;
 };
 void gated_linear(Pool& pool, const GatedLinearArgs& args);
+
+// Where a thread begins among the panels of a product, or of several side by side, whose rows are not cut.
+inline int64_t first_panel(int64_t panels, int thread, int threads) { return panels * thread / threads; }
+
+// What each thread of a pool reads first of such a product, in order and up to so many bytes each; for Pool::expect.
+// gated: the parts are read side by side, panel by panel, not one after the other.
+std::vector<std::vector<Span>> first_reads(const PackedWeight* const* parts, int count, bool gated, int threads, int64_t bytes);
 
 }  // namespace noria

@@ -20,6 +20,11 @@ struct OpName {
   const char* operator()(const SelectOp&) const { return "select"; }
 };
 
+// What a thread may ask for ahead: a part of its second-level cache.
+constexpr int64_t kReadBytes = 256 << 10;
+// Products of more rows compute longer than they wait for memory.
+constexpr int64_t kReadingTokens = 16;
+
 }  // namespace
 
 Program::Program(Pool& pool, Graph graph, const ProgramLimits& limits)
@@ -29,7 +34,10 @@ Program::Program(Pool& pool, Graph graph, const ProgramLimits& limits)
   scan_uses();
   allocate();
   name_times();
+  list_reads();
 }
+
+Program::~Program() { pool_.expect(nullptr); }
 
 void Program::scan_uses() {
   const auto use_cache = [&](int layer, int kv_heads, int head_dim) {
@@ -101,6 +109,29 @@ template <class F> void Program::timed(size_t entry, int64_t rows, F&& work) {
   ++time.calls;
 }
 
+// ---------------------------------------------------------------------------------------------------- reading ahead
+
+void Program::list_reads() {
+  const int threads = pool_.threads();
+  for (const GraphOp& op : graph_.ops) {
+    const size_t before = reads_.size();
+    if (const auto* linear = std::get_if<LinearOp>(&op))
+      reads_.push_back(first_reads(linear->parts.data(), static_cast<int>(linear->parts.size()), false, threads, kReadBytes));
+    if (const auto* gated = std::get_if<GatedLinearOp>(&op)) {
+      const PackedWeight* parts[] = {gated->gate, gated->up};
+      reads_.push_back(first_reads(parts, 2, true, threads, kReadBytes));
+    }
+    product_after_.push_back(reads_.size() > before ? reads_.size() : 0);
+  }
+  if (graph_.head) reads_.push_back(first_reads(&graph_.head, 1, false, threads, kReadBytes));
+}
+
+// From a product on, whoever waits asks for the weights of the next one.
+void Program::expect_after(size_t index) {
+  const size_t next = product_after_[index];
+  if (next && tokens_ <= kReadingTokens) pool_.expect(reads_[next % reads_.size()].data());
+}
+
 // ---------------------------------------------------------------------------------------------------- a step
 
 void Program::check_cache(const KvCache* cache) const {
@@ -129,6 +160,7 @@ void Program::execute(size_t index, const BatchView& batch, KvCache* cache) {
   const int out = output_of(graph_.ops[index]);
   if (rows_of(out) == 0) return;
   const OpPlan& plan = plan_.ops[index];
+  expect_after(index);
   timed(2 * index, rows_of(out), [&] {
     std::visit([&](const auto& op) { run_op(op, plan, batch, cache); }, graph_.ops[index]);
   });
@@ -232,6 +264,7 @@ LinearArgs Program::head_args(int64_t start, int64_t stop) {
     throw std::invalid_argument("rows " + std::to_string(start) + "…" + std::to_string(stop) + " of " +
                                 std::to_string(hidden_rows_) + " hidden rows");
   pool_.begin_step();
+  if (hidden_rows_ <= kReadingTokens) pool_.expect(reads_[0].data());
   view_operands(graph_.hidden, plan_.head, start, stop - start);
   LinearArgs args;
   args.x = views_.data();

@@ -28,6 +28,7 @@ class Program {
  public:
   // The pool and all that the graph points to must outlive the program. Throws std::invalid_argument.
   Program(Pool& pool, Graph graph, const ProgramLimits& limits);
+  ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
@@ -55,6 +56,8 @@ class Program {
   void scan_uses();
   void allocate();
   void name_times();
+  void list_reads();
+  void expect_after(size_t index);
   void check_cache(const KvCache* cache) const;
   void execute(size_t index, const BatchView& batch, KvCache* cache);
   void convert_result(size_t index);
@@ -95,6 +98,10 @@ class Program {
   std::vector<Activations> views_;
   std::vector<ActivationSpec> target_specs_;
   std::vector<ActivationBuffer*> targets_;
+
+  // Of each product, the head being the last: what its threads read first (Pool::expect).
+  std::vector<std::vector<std::vector<Span>>> reads_;
+  std::vector<size_t> product_after_;  // [ops]: of a product, the index in reads_ of the next one; else 0
 
   bool timing_ = false;
   std::vector<OpTime> times_;
