@@ -16,7 +16,7 @@ namespace noria {
 constexpr int kPanel = 64;         // outputs of a panel
 constexpr int kStepBytes = 256;    // bytes of a panel's step
 constexpr int kMiddleCode = 8;     // of int4, whose value is zero where there are no minimums
-constexpr int kMaxTileRows = 32;   // no level's tile is taller
+constexpr int kMaxTileRows = 64;   // no level's tile is taller
 
 // Products along k that one step holds.
 constexpr int step_width(Scheme scheme) {
@@ -39,7 +39,7 @@ struct ProductTile {
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
   const int32_t* x_sums = nullptr;   // [rows][groups]; int8_wide: [rows][2]
   const char* panel = nullptr;       // [steps][64] units
-  const char* unpacked = nullptr;    // what LinearProducts::unpack made of the panel, or null
+  char* room = nullptr;              // ManyRowProducts: to work in, 64-byte aligned
   const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
   const char* minimums = nullptr;    // the same, int4 only; null: all are -8 scales
   bool half_scales = false;
@@ -83,18 +83,16 @@ struct LinearProducts {
   void (*run[kProducts])(const ProductTile& tile);
   // Where not null: a product of no more than two rows in all is faster so. The results are the same.
   void (*few[kProducts])(const ProductTile& tile);
-  // Where not null: many rows are faster over a panel that was unpacked once for all of them.
-  const struct UnpackedProducts* unpacked[kProducts];
+  // Where not null: so many rows are faster over weights that are unpacked once for all of them. The results are the same.
+  const struct ManyRowProducts* many[kProducts];
   void (*done)();                                   // to be called when a thread has run its tiles; may be null
 };
 
 constexpr int kFewRows = 2;
 
-// Products over unpacked panels. Their results are the same, bit for bit.
-struct UnpackedProducts {
+struct ManyRowProducts {
   int least_rows, tile_rows;
-  int64_t (*bytes)(const ProductTile& tile);              // of the unpacked panel; 0: not for these groups
-  void (*unpack)(const ProductTile& tile, char* memory);  // memory: 64-byte aligned
+  int64_t (*room_bytes)(const ProductTile& tile);  // 0: not for these groups
   void (*run)(const ProductTile& tile);
 };
 

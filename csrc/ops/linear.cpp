@@ -36,8 +36,6 @@ constexpr int64_t kRowBlockBytes = 512 << 10;
 constexpr int64_t kTasksPerThread = 12;
 // Fewer multiply-adds are not worth a task of their own (some microseconds).
 constexpr int64_t kLeastProducts = 1 << 20;
-// Tiles for which unpacking a panel once more is not worth it.
-constexpr int kUnpackingTiles = 4;
 
 // Tiles this tall are matrix registers: filled up one by one, since their cost follows the tiles and shaping them differently
 // costs more than a short last one. Others are made as even as can be: two of 4 rows beat one of 6 and one of 2.
@@ -124,24 +122,24 @@ void check(const Activations& x, const PackedWeight& weight, int64_t rows) {
   if (x.rows != rows) throw std::invalid_argument("activations of one product differ in their number of rows");
 }
 
-// The products over an unpacked panel that so many rows are worth, or null.
-const UnpackedProducts* unpacked_products(const LinearKernels& kernels, const PackedWeight& weight, int64_t rows) {
-  const UnpackedProducts* found = kernels.products->unpacked[static_cast<int>(product_of(weight))];
-  return found && rows >= found->least_rows && found->bytes(panel_tile(weight, 0)) ? found : nullptr;
+// The products that so many rows are worth unpacking for, or null.
+const ManyRowProducts* many_row_products(const LinearKernels& kernels, const PackedWeight& weight, int64_t rows) {
+  const ManyRowProducts* found = kernels.products->many[static_cast<int>(product_of(weight))];
+  return found && rows >= found->least_rows && found->room_bytes(panel_tile(weight, 0)) ? found : nullptr;
 }
 
 Height height(const LinearKernels& kernels, const PackedWeight& weight, int64_t rows) {
-  if (const UnpackedProducts* unpacked = unpacked_products(kernels, weight, rows))
-    return {unpacked->tile_rows, kUnpackingTiles * unpacked->tile_rows};  // a block unpacks its panels anew
+  if (const ManyRowProducts* many = many_row_products(kernels, weight, rows))
+    return {many->tile_rows, many->tile_rows};  // a tile unpacks its panel anew
   const int tile_rows = kernels.products->tile_rows[static_cast<int>(product_of(weight))];
   return {tile_rows, 2 * tile_rows};
 }
 
 // Memory of this thread, kept for the next call.
-char* panel_memory(int slot, int64_t bytes) {
-  static thread_local Buffer memory[2];
-  if (static_cast<int64_t>(memory[slot].bytes()) < bytes) memory[slot] = Buffer(static_cast<size_t>(bytes + bytes / 2));
-  return memory[slot].as<char>();
+char* product_room(int64_t bytes) {
+  static thread_local Buffer memory;
+  if (static_cast<int64_t>(memory.bytes()) < bytes) memory = Buffer(static_cast<size_t>(bytes + bytes / 2));
+  return memory.as<char>();
 }
 
 // One panel, ready for some rows.
@@ -150,21 +148,18 @@ struct PanelProduct {
   void (*run)(const ProductTile& tile);
   int tile_rows;
 
-  // slot: 0 or 1; panels of different slots are unpacked to different memory.
-  PanelProduct(const LinearKernels& kernels, const PackedWeight& weight, int64_t panel, int64_t rows, int slot, float* out)
+  PanelProduct(const LinearKernels& kernels, const PackedWeight& weight, int64_t panel, int64_t rows, float* out)
       : tile(panel_tile(weight, panel)) {
     const int product = static_cast<int>(product_of(weight));
     tile.out = out;
     const auto few = kernels.products->few[product];
     run = few && rows <= kFewRows ? few : kernels.products->run[product];
     tile_rows = kernels.products->tile_rows[product];
-    const UnpackedProducts* unpacked = unpacked_products(kernels, weight, rows);
-    if (!unpacked) return;
-    char* memory = panel_memory(slot, unpacked->bytes(tile));
-    unpacked->unpack(tile, memory);
-    tile.unpacked = memory;
-    run = unpacked->run;
-    tile_rows = unpacked->tile_rows;
+    const ManyRowProducts* many = many_row_products(kernels, weight, rows);
+    if (!many) return;
+    tile.room = product_room(many->room_bytes(tile));
+    run = many->run;
+    tile_rows = many->tile_rows;
   }
 };
 
@@ -207,7 +202,7 @@ bool streams(const LinearArgs& args, int64_t rows) {
 void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end, int thread) {
   const PackedWeight& weight = *args.parts[0];
   alignas(64) float product[kMaxTileRows * kPanel];
-  PanelProduct products(kernels, weight, panel, end - begin, 0, product);
+  PanelProduct products(kernels, weight, panel, end - begin, product);
   LargestTile out;
   out.product = product;
   out.first = static_cast<int32_t>(panel * kPanel);
@@ -237,7 +232,7 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   const Activations& x = args.x[args.x_of_part[part]];
   column += panel * kPanel;
   alignas(64) float product[kMaxTileRows * kPanel];
-  PanelProduct products(kernels, weight, panel, end - begin, 0, product);
+  PanelProduct products(kernels, weight, panel, end - begin, product);
   LinearEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, weight.n - panel * kPanel));
   epilogue.product = product;
@@ -263,8 +258,8 @@ constexpr int kGatedRows = 64;
 
 void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
   alignas(64) float gate_product[kGatedRows * kPanel], up_product[kGatedRows * kPanel];
-  PanelProduct gate(kernels, *args.gate, panel, end - begin, 0, gate_product);
-  PanelProduct up(kernels, *args.up, panel, end - begin, 1, up_product);
+  PanelProduct gate(kernels, *args.gate, panel, end - begin, gate_product);
+  PanelProduct up(kernels, *args.up, panel, end - begin, up_product);
   GatedEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, args.gate->n - panel * kPanel));
   epilogue.gate = gate_product;
