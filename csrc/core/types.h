@@ -62,8 +62,15 @@ struct ActivationSpec {
   int group = 0;       // s8 and s16: products per scale along k; s16: k
   int64_t k = 0;       // true width
   bool operator==(const ActivationSpec& o) const { return format == o.format && group == o.group && k == o.k; }
-  int64_t stride() const { return (k + 63) / 64 * 64; }  // elements per row (s16: bytes `high`); the tail is zero
-  int64_t row_bytes() const { return stride() * (format == Format::f32 ? 4 : format == Format::s8 ? 1 : 2); }
+  int64_t element_bytes() const { return format == Format::f32 ? 4 : format == Format::bf16 ? 2 : 1; }
+  int64_t padded() const { return (k + 63) / 64 * 64; }  // elements per row (s16: bytes `high`); those from k on are zero
+  // Elements from one row (s16: from `high` to `low`) to the next. An odd number of cache lines, except in f32, so that
+  // neighbouring rows do not compete for the same places of the caches; what lies beyond padded() is never read.
+  int64_t stride() const {
+    const bool even = format != Format::f32 && padded() * element_bytes() / 64 % 2 == 0;
+    return padded() + (even ? 64 / element_bytes() : 0);
+  }
+  int64_t row_bytes() const { return stride() * (format == Format::s16 ? 2 : element_bytes()); }
   int64_t groups() const { return group ? (k + group - 1) / group : 0; }
   int64_t sums() const { return format == Format::s16 ? 2 : groups(); }
 };

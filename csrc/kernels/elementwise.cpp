@@ -94,7 +94,7 @@ void quantise_row(const float* x, int64_t width, const RowTarget& target) {
     const int64_t count = width - start < group ? width - start : group;
     quantise_one(x + start, count, codes + start, target.scales + g, target.sums + g);
   }
-  std::memset(codes + width, 0, static_cast<size_t>(target.spec.stride() - width));
+  std::memset(codes + width, 0, static_cast<size_t>(target.spec.padded() - width));
 }
 
 // Two bytes per value (Format::s16), one scale per row, whose largest size is known.
@@ -142,7 +142,7 @@ void quantise_wide_row(const float* x, int64_t width, float largest, const RowTa
   target.scales[0] = scale.scale;
   target.sums[0] = reduce_add_int(high_sum);
   target.sums[1] = reduce_add_int(low_sum);
-  const auto padding = static_cast<size_t>(target.spec.stride() - width);
+  const auto padding = static_cast<size_t>(target.spec.padded() - width);
   std::memset(high + width, 0, padding);
   std::memset(low + width, 0, padding);
 }
@@ -151,7 +151,7 @@ void quantise_wide_row(const float* x, int64_t width, float largest, const RowTa
 void copy_row(const float* x, int64_t width, const RowTarget& target) {
   auto* out = static_cast<float*>(target.data);
   std::memcpy(out, x, static_cast<size_t>(width) * sizeof(float));
-  std::memset(out + width, 0, static_cast<size_t>(target.spec.stride() - width) * sizeof(float));
+  std::memset(out + width, 0, static_cast<size_t>(target.spec.padded() - width) * sizeof(float));
 }
 
 void round_row(const float* x, int64_t width, const RowTarget& target) {
@@ -159,7 +159,7 @@ void round_row(const float* x, int64_t width, const RowTarget& target) {
   for_lanes(width, [&](int64_t i, int n) {
     n == kLanes ? store_bf16(out + i, load(x + i)) : store_bf16_partial(out + i, load_partial(x + i, n), n);
   });
-  std::memset(out + width, 0, static_cast<size_t>(target.spec.stride() - width) * sizeof(uint16_t));
+  std::memset(out + width, 0, static_cast<size_t>(target.spec.padded() - width) * sizeof(uint16_t));
 }
 
 RowTarget target_of_row(const RowTarget& target, int64_t row) {

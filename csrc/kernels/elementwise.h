@@ -5,7 +5,7 @@
 
 namespace noria {
 
-// Rows of an activation in the format of `spec`. The padding up to spec.stride() is written too.
+// Rows of an activation in the format of `spec`. The padding up to spec.padded() is written too.
 struct RowTarget {
   ActivationSpec spec;
   int64_t row_bytes = 0;    // from a row's data to the next

@@ -5,9 +5,10 @@
 // 4-byte unit per output, 256 bytes in all:
 //   f32   one value                 bf16  two values, ascending k
 //   int8  four codes + 128          int4  eight codes; byte j holds code j in its low and code j + 4 in its high half
-// Steps ascend along k; what is missing in the last one is zero (int8: code 0, stored as 128). A product needs one
-// accumulator per output, which takes its steps in ascending k in every tile shape, so that a row's result does not
-// depend on the rows beside it.
+// f32 and int4: [steps][64] units. bf16 and int8 are *tiled*: 16 steps of 16 outputs lie together, [16][16] units, as matrix
+// registers take them, and four such tiles make a chunk of 16 steps; chunks ascend along k (tile_offset). What is missing in
+// the last step or chunk is zero (int8: code 0, stored as 128). A product needs one accumulator per output, which takes its
+// steps in ascending k in every tile shape, so that a row's result does not depend on the rows beside it.
 #pragma once
 #include "core/types.h"
 
@@ -16,11 +17,25 @@ namespace noria {
 constexpr int kPanel = 64;         // outputs of a panel
 constexpr int kStepBytes = 256;    // bytes of a panel's step
 constexpr int kMiddleCode = 8;     // of int4, whose value is zero where there are no minimums
-constexpr int kMaxTileRows = 64;   // no level's tile is taller
+constexpr int kMaxTileRows = 64;   // no level takes more at once
+constexpr int kChunkSteps = 16;
+constexpr int kChunkBytes = kChunkSteps * kStepBytes;
+constexpr int kChunkTileBytes = 1024;
 
 // Products along k that one step holds.
 constexpr int step_width(Scheme scheme) {
   return scheme == Scheme::f32 ? 1 : scheme == Scheme::bf16 ? 2 : scheme == Scheme::int8 ? 4 : 8;
+}
+
+constexpr bool is_tiled(Scheme scheme) { return scheme == Scheme::bf16 || scheme == Scheme::int8; }
+
+// Of outputs 16 * tile … within a chunk. The halves of a panel change places from chunk to chunk: half a panel, which matrix
+// registers read again and again, is so spread over all sets of the nearest cache.
+constexpr int64_t tile_offset(int64_t chunk, int tile) { return (tile ^ static_cast<int>(chunk % 2 * 2)) * kChunkTileBytes; }
+
+constexpr int64_t panel_bytes(Scheme scheme, int64_t k) {
+  const int64_t steps = (k + step_width(scheme) - 1) / step_width(scheme);
+  return is_tiled(scheme) ? (steps + kChunkSteps - 1) / kChunkSteps * kChunkBytes : steps * kStepBytes;
 }
 
 // How a product is computed: by the weight's scheme, and for int8 by its activations (Format::s8 or Format::s16).
@@ -33,12 +48,13 @@ inline Product product_of(const PackedWeight& weight) {
 
 // Some rows times one panel.
 struct ProductTile {
-  int rows = 0;                      // 1 … LinearProducts::tile_rows
+  int rows = 0;                      // 1 … LinearProducts::run_rows
   const char* x = nullptr;           // first row, in the format of the product
   int64_t x_stride = 0;              // bytes
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
   const int32_t* x_sums = nullptr;   // [rows][groups]; int8_wide: [rows][2]
-  const char* panel = nullptr;       // [steps][64] units
+  const char* panel = nullptr;
+  int64_t panel_bytes = 0;
   char* room = nullptr;              // ManyRowProducts: to work in, 64-byte aligned
   const char* scales = nullptr;      // [groups][64] float32 or, with half_scales, float16
   const char* minimums = nullptr;    // the same, int4 only; null: all are -8 scales
@@ -80,6 +96,7 @@ struct GatedEpilogue {
 
 struct LinearProducts {
   int tile_rows[kProducts];                         // rows of the tallest tile
+  int run_rows[kProducts];                          // rows that `run` takes at most: tiles of them share what they load
   void (*run[kProducts])(const ProductTile& tile);
   // Where not null: a product of no more than two rows in all is faster so. The results are the same.
   void (*few[kProducts])(const ProductTile& tile);

@@ -1,5 +1,5 @@
-// Products by AMX tiles: up to 32 rows of bytes or bfloat16 times a panel, straight from the packed layout, in which 16 steps
-// of 16 outputs are a B tile whose rows are 256 bytes apart.
+// Products by AMX tiles: rows of bytes or bfloat16 times a panel, straight from the packed layout, in which 16 steps of 16
+// outputs are a B tile.
 //
 // Four tiles of sums stay in registers over all steps: two of 16 rows by two of 16 outputs, twice, or one by four. An
 // output's sum takes its steps 16 at a time in ascending order in both. Within those the instruction itself says how: int32
@@ -16,7 +16,7 @@
 namespace noria::NORIA_ISA {
 
 static constexpr int kAmxRows = 2 * kTileRows;
-static constexpr int kAmxSteps = 16;  // of a B tile
+static constexpr int kAmxMostRows = 64;
 
 // Sums of 0–3 in tiles 0–3, rows in 4 and 5, weights in 6 and 7.
 struct DotBf16Tiles {
@@ -26,12 +26,12 @@ struct DotByteTiles {  // weights are stored as code + 128
   template <int c, int a, int b> static void dot() { tile_dot_su<c, a, b>(); }
 };
 
+// 16 or 32 rows at most, times a panel.
 struct AmxBlock {
   const char* x;      // [rows][x_stride bytes], zero up to a multiple of 64 bytes
   int64_t x_stride;
-  const char* panel;  // [steps][256]
-  int64_t steps;
-  char* out;          // [rows][64] sums of 4 bytes
+  const char* panel;  // [chunks][4096]
+  int64_t chunks;
   Ahead ahead;
 };
 
@@ -67,10 +67,10 @@ static inline void amx_prefetch_one(Ahead& ahead, int64_t steps) {
 }
 
 // Whether the streams are two; where a tile asks for its own panel's lines, the first covers them all.
-static inline bool amx_two_streams(const Ahead& ahead) { return ahead.half >= kAmxSteps * ahead.step; }
+static inline bool amx_two_streams(const Ahead& ahead) { return ahead.half >= kChunkSteps * ahead.step; }
 
 // Lines of both streams.
-static inline void amx_prefetch(Ahead& ahead, int64_t steps = kAmxSteps) {
+static inline void amx_prefetch(Ahead& ahead, int64_t steps = kChunkSteps) {
   if (amx_two_streams(ahead)) {
     Ahead second = {ahead.at + ahead.half, 0, ahead.step};
     amx_prefetch_one(second, steps);
@@ -78,121 +78,158 @@ static inline void amx_prefetch(Ahead& ahead, int64_t steps = kAmxSteps) {
   amx_prefetch_one(ahead, steps);
 }
 
-// The last steps, fewer than 16, with zeros after them.
-struct AmxTail {
-  alignas(64) char steps[kAmxSteps * kStepBytes];
-  explicit AmxTail(const AmxBlock& block) {
-    const int64_t left = block.steps % kAmxSteps * kStepBytes;
-    if (left == 0) return;
-    std::memcpy(steps, block.panel + block.steps * kStepBytes - left, static_cast<size_t>(left));
-    std::memset(steps + left, 0, sizeof steps - static_cast<size_t>(left));
-  }
-};
-
-// Up to so many bytes of k, half a panel stays in the nearest cache from one block of rows to the next, if the rows, which come
-// once, go past it.
-static constexpr int64_t kNearBytes = 768;
-
-// 17–32 rows.
-template <class Dot, bool kStream> static void amx_tall(const AmxBlock& block) {
-  const AmxTail tail(block);
-  const int64_t whole = block.steps / kAmxSteps;
-  for (int half = 0; half < 2; ++half) {
-    const char* x = block.x;
-    const char* w = block.panel + half * 128;
-    const auto multiply = [&](const char* weights) __attribute__((always_inline)) {
-      kStream ? tile_stream<4>(x, block.x_stride) : tile_load<4>(x, block.x_stride);
-      tile_load<6>(weights, kStepBytes);
-      Dot::template dot<0, 4, 6>();
-      const char* second = x + kTileRows * block.x_stride;
-      kStream ? tile_stream<5>(second, block.x_stride) : tile_load<5>(second, block.x_stride);
-      Dot::template dot<2, 5, 6>();
-      tile_load<7>(weights + 64, kStepBytes);
-      Dot::template dot<3, 5, 7>();
-      Dot::template dot<1, 4, 7>();
-      x += 64;
-    };
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    Ahead ahead = block.ahead;  // a stream for each half: asked for at once, they would wait for each other
-    if (half) ahead.at += ahead.half;
-    if (half && !amx_two_streams(block.ahead)) ahead.step = 0;
-    for (int64_t i = 0; i < whole; ++i, w += kAmxSteps * kStepBytes) {
-      amx_prefetch_one(ahead, kAmxSteps);
-      multiply(w);
-    }
-    if (block.steps % kAmxSteps) multiply(tail.steps + half * 128);
-    char* out = block.out + half * 128;
-    tile_store<0>(out, kStepBytes);
-    tile_store<1>(out + 64, kStepBytes);
-    tile_store<2>(out + kTileRows * kStepBytes, kStepBytes);
-    tile_store<3>(out + kTileRows * kStepBytes + 64, kStepBytes);
-  }
-}
-
-// 1–16 rows: all four vectors of outputs at once.
-template <class Dot> static void amx_flat(const AmxBlock& block) {
-  const AmxTail tail(block);
+// 17–32 rows times half a panel, which stays in the nearest cache (if it is not too long) from one block of rows to the next:
+// the rows, which come once, go past it. Sums go to out [rows][out_stride bytes].
+template <class Dot, class Sink> static void amx_half(const AmxBlock& block, int half, char* out, Sink& sink) {
+  constexpr int64_t out_stride = Sink::kStride;
+  sink.begin(block.chunks);
   const char* x = block.x;
-  const auto multiply = [&](const char* weights) __attribute__((always_inline)) {
-    tile_load<4>(x, block.x_stride);
-    tile_load<6>(weights, kStepBytes);
-    Dot::template dot<0, 4, 6>();
-    tile_load<7>(weights + 64, kStepBytes);
-    Dot::template dot<1, 4, 7>();
-    tile_load<6>(weights + 128, kStepBytes);
-    Dot::template dot<2, 4, 6>();
-    tile_load<7>(weights + 192, kStepBytes);
-    Dot::template dot<3, 4, 7>();
-    x += 64;
-  };
+  const char* second = x + kTileRows * block.x_stride;
+  const char* panel = block.panel;
+  Ahead ahead = block.ahead;  // a stream for each half: asked for at once, they would wait for each other
+  if (half) ahead.at += ahead.half;
+  if (half && !amx_two_streams(block.ahead)) ahead.step = 0;
   tile_zero<0>();
   tile_zero<1>();
   tile_zero<2>();
   tile_zero<3>();
-  Ahead ahead = block.ahead;
-  const char* w = block.panel;
-  for (int64_t i = block.steps / kAmxSteps; i > 0; --i, w += kAmxSteps * kStepBytes) {
-    amx_prefetch(ahead);
-    multiply(w);
+  for (int64_t i = 0; i < block.chunks; ++i, panel += kChunkBytes, x += 64, second += 64) {
+    const char* w = panel + tile_offset(i, 2 * half);
+    amx_prefetch_one(ahead, kChunkSteps);
+    tile_stream<4>(x, block.x_stride);
+    tile_load<6>(w, 64);
+    Dot::template dot<0, 4, 6>();
+    tile_stream<5>(second, block.x_stride);
+    Dot::template dot<2, 5, 6>();
+    tile_load<7>(w + kChunkTileBytes, 64);
+    Dot::template dot<3, 5, 7>();
+    Dot::template dot<1, 4, 7>();
+    sink.meanwhile();
   }
-  if (block.steps % kAmxSteps) multiply(tail.steps);
-  tile_store<0>(block.out, kStepBytes);
-  tile_store<1>(block.out + 64, kStepBytes);
-  tile_store<2>(block.out + 128, kStepBytes);
-  tile_store<3>(block.out + 192, kStepBytes);
+  tile_store<0>(out, out_stride);
+  tile_store<1>(out + 64, out_stride);
+  tile_store<2>(out + kTileRows * out_stride, out_stride);
+  tile_store<3>(out + kTileRows * out_stride + 64, out_stride);
 }
 
-template <class Dot> static void amx_block(int rows, const AmxBlock& block) {
-  amx_shape(rows);
-  if (rows <= kTileRows) return amx_flat<Dot>(block);
-  block.steps * 4 <= kNearBytes ? amx_tall<Dot, true>(block) : amx_tall<Dot, false>(block);
+// 1–16 rows: all four vectors of outputs at once.
+template <class Dot> static void amx_flat(const AmxBlock& block, char* out, int64_t out_stride) {
+  const char* x = block.x;
+  const char* panel = block.panel;
+  Ahead ahead = block.ahead;
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+  for (int64_t i = 0; i < block.chunks; ++i, panel += kChunkBytes, x += 64) {
+    amx_prefetch(ahead);
+    tile_load<4>(x, block.x_stride);
+    tile_load<6>(panel + tile_offset(i, 0), 64);
+    Dot::template dot<0, 4, 6>();
+    tile_load<7>(panel + tile_offset(i, 1), 64);
+    Dot::template dot<1, 4, 7>();
+    tile_load<6>(panel + tile_offset(i, 2), 64);
+    Dot::template dot<2, 4, 6>();
+    tile_load<7>(panel + tile_offset(i, 3), 64);
+    Dot::template dot<3, 4, 7>();
+  }
+  tile_store<0>(out, out_stride);
+  tile_store<1>(out + 64, out_stride);
+  tile_store<2>(out + 128, out_stride);
+  tile_store<3>(out + 192, out_stride);
 }
 
-static AmxBlock amx_operands(const ProductTile& tile, int64_t x_stride, void* out) {
-  return {tile.x, x_stride, tile.panel, tile.steps, static_cast<char*>(out), {tile.ahead, tile.ahead_half, tile.ahead_step}};
+// Block `index` of `count` of a tile's rows, with its share of what is to be prefetched.
+static AmxBlock amx_block(const ProductTile& tile, int64_t x_stride, int index, int count) {
+  const int64_t step = tile.ahead_step / count;
+  return {tile.x + index * kAmxRows * x_stride, x_stride, tile.panel, tile.panel_bytes / kChunkBytes,
+          {tile.ahead + index * tile.steps * step, tile.ahead_half, step}};
 }
+
+// rows: of 64 bytes per chunk. Sink: at(row, half) says where the sums of a block's half go, and done(row, rows, half) that
+// they are there; half 2: the whole panel.
+template <class Dot, class Sink> static void amx_product(int rows, const ProductTile& tile, int64_t x_stride, Sink& sink) {
+  const int count = (rows + kAmxRows - 1) / kAmxRows;
+  const int rest = rows % kAmxRows, tall = rest > kTileRows ? count : rows / kAmxRows;  // blocks of more than 16 rows
+  for (int index = 0; index < count;) {
+    const int row = index * kAmxRows, last = index < rows / kAmxRows ? rows / kAmxRows : count;  // of equal shape
+    const int height = index < rows / kAmxRows ? kAmxRows : rest;
+    amx_shape(height);
+    if (index >= tall) {
+      amx_flat<Dot>(amx_block(tile, x_stride, index, count), sink.at(row, 2), Sink::kStride);
+      return sink.done(row, height, 2);
+    }
+    for (int half = 0; half < 2; ++half)
+      for (int i = index; i < last; ++i) {
+        amx_half<Dot>(amx_block(tile, x_stride, i, count), half, sink.at(i * kAmxRows, half), sink);
+        sink.done(i * kAmxRows, height, half);
+      }
+    index = last;
+  }
+}
+
+struct AmxFloats {
+  static constexpr int64_t kStride = kStepBytes;
+  float* out;
+  char* at(int row, int half) const { return reinterpret_cast<char*>(out + row * kPanel + half % 2 * kPanel / 2); }
+  void begin(int64_t) const {}
+  void meanwhile() const {}
+  void done(int, int, int) const {}
+};
 
 static void amx_bf16(const ProductTile& tile) {
-  amx_block<DotBf16Tiles>(tile.rows, amx_operands(tile, tile.x_stride, tile.out));
+  AmxFloats sink = {tile.out};
+  amx_product<DotBf16Tiles>(tile.rows, tile, tile.x_stride, sink);
 }
 
-// A row of 16-bit activations is two rows of bytes.
-static void amx_wide(const ProductTile& tile) {
+// Sums of rows of bytes, two of which make a row of 16-bit activations. They are converted when the tiles are at the next ones:
+// what a tile has just stored is not there yet. Where a load's address has the lower 12 bits of such a store, it would wait too:
+// so blocks take turns at the left and the right half of the same rows.
+struct AmxWideSums {
+  static constexpr int64_t kStride = kStepBytes;
+  const ProductTile& tile;
+  const float* scales;
+  int turn = 0, row = 0, half = 0, pairs = 0, each = 0;
   alignas(64) int32_t sums[kAmxRows][kPanel];
-  amx_block<DotByteTiles>(2 * tile.rows, amx_operands(tile, tile.x_stride / 2, sums));
-  alignas(64) float wide[kPanel];
-  const float* scales = group_floats<4>(tile, tile.scales, 0, wide);
-  for (int r = 0; r < tile.rows; ++r) {
-    const Vi high_bias = set1_int(-128 * tile.x_sums[2 * r]), low_bias = set1_int(-128 * tile.x_sums[2 * r + 1]);
-#pragma GCC unroll 4
-    for (int c = 0; c < kPanel; c += kLanes) {
-      const Vi high = add_int(load_units(sums[2 * r] + c), high_bias), low = add_int(load_units(sums[2 * r + 1] + c), low_bias);
-      store(tile.out + r * kPanel + c, wide_value(high, low, tile.x_scales[r], load(scales + c)));
+  alignas(64) int32_t flat[kTileRows][kPanel];
+
+  AmxWideSums(const ProductTile& tile, const float* scales) : tile(tile), scales(scales) {}
+  char* at(int, int to_half) { return reinterpret_cast<char*>(to_half == 2 ? flat[0] : sums[0] + turn * kPanel / 2); }
+  void begin(int64_t chunks) { each = static_cast<int>((kTileRows + chunks - 1) / chunks); }
+  inline __attribute__((always_inline)) void meanwhile() {
+    for (int i = 0; i < each && pairs > 0; ++i) convert<kPanel / 2>(sums[0] + (1 - turn) * kPanel / 2, half * kPanel / 2);
+  }
+  void done(int new_row, int new_rows, int new_half) {
+    finish();
+    turn = 1 - turn;
+    row = new_row / 2;
+    pairs = new_rows / 2;
+    half = new_half;
+  }
+  void finish() {
+    while (pairs > 0) {
+      if (half == 2) convert<kPanel>(flat[0], 0);
+      else convert<kPanel / 2>(sums[0] + (1 - turn) * kPanel / 2, half * kPanel / 2);
     }
   }
+  template <int kColumns> inline __attribute__((always_inline)) void convert(const int32_t* from, int column) {
+    --pairs;
+    from += pairs * 2 * kPanel;
+    const int at = row + pairs;
+    const Vi high_bias = set1_int(-128 * tile.x_sums[2 * at]), low_bias = set1_int(-128 * tile.x_sums[2 * at + 1]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; c += kLanes) {
+      const Vi high = add_int(load_units(from + c), high_bias), low = add_int(load_units(from + kPanel + c), low_bias);
+      store(tile.out + at * kPanel + column + c, wide_value(high, low, tile.x_scales[at], load(scales + column + c)));
+    }
+  }
+};
+
+static void amx_wide(const ProductTile& tile) {
+  alignas(64) float wide[kPanel];
+  AmxWideSums sink(tile, group_floats<4>(tile, tile.scales, 0, wide));
+  amx_product<DotByteTiles>(2 * tile.rows, tile, tile.x_stride / 2, sink);
+  sink.finish();
 }
 
 }  // namespace noria::NORIA_ISA

@@ -73,20 +73,23 @@ static inline void store_units(char* p, Vi v) { store(reinterpret_cast<float*>(p
 // How far ahead of their use weights are asked for: panels lie one after the other.
 static constexpr int64_t kAmxAhead = 8 << 10;
 
-// One step of a panel → its rows of the four vectors' B tiles, which are `apart` bytes apart. Null: zeros. middle: the int4
+// Step i of a panel → its rows of the four vectors' B tiles, which are `apart` bytes apart. Null: zeros. middle: the int4
 // code of zero, in every byte.
 template <bool kInt4>
-static inline __attribute__((always_inline)) void amx_unpack_step(const char* step, char* to, int64_t apart, Vi middle) {
+static inline __attribute__((always_inline)) void amx_unpack_step(const char* panel, int64_t i, char* to, int64_t apart, Vi middle) {
+  const int64_t chunk = i / kChunkSteps;
+  const char* step = panel + (kInt4 ? i * kStepBytes : chunk * kChunkBytes + i % kChunkSteps * 64);
   const Vi bias = set1_int(static_cast<int>(0x80808080u));
 #pragma GCC unroll 4
   for (int v = 0; v < kPanelVectors; ++v, to += apart) {
-    const Vi unit = step ? load_units(step + v * 64) : set1_int(0);
-    if (step) __builtin_prefetch(step + v * 64 + kAmxAhead, 0, 2);
+    const char* at = step + (kInt4 ? v * 64 : tile_offset(chunk, v));
+    const Vi unit = panel ? load_units(at) : set1_int(0);
+    if (panel) __builtin_prefetch(at + kAmxAhead, 0, 2);
     if (kInt4) {
-      store_units(to, step ? _mm512_sub_epi8(low_nibbles(unit), middle) : unit);
-      store_units(to + 64, step ? _mm512_sub_epi8(high_nibbles(unit), middle) : unit);
+      store_units(to, panel ? _mm512_sub_epi8(low_nibbles(unit), middle) : unit);
+      store_units(to + 64, panel ? _mm512_sub_epi8(high_nibbles(unit), middle) : unit);
     } else {
-      store_units(to, step ? _mm512_xor_si512(unit, bias) : unit);
+      store_units(to, panel ? _mm512_xor_si512(unit, bias) : unit);
     }
   }
 }
@@ -97,9 +100,8 @@ template <bool kInt4> static inline void amx_unpack(const ProductTile& tile, con
   const int64_t begin = g * tile.group_steps, apart = shape.vector_bytes();
   const int64_t there = begin + tile.group_steps < tile.steps ? tile.group_steps : tile.steps - begin;
   const int64_t room = shape.of_group(g) * shape.tile_bytes / kBytes;  // steps, of which the last may be missing
-  const char* step = tile.panel + begin * kStepBytes;
-  for (int64_t i = 0; i < there; ++i, step += kStepBytes, to += kBytes) amx_unpack_step<kInt4>(step, to, apart, middle);
-  for (int64_t i = there; i < room; ++i, to += kBytes) amx_unpack_step<kInt4>(nullptr, to, apart, middle);
+  for (int64_t i = 0; i < there; ++i, to += kBytes) amx_unpack_step<kInt4>(tile.panel, begin + i, to, apart, middle);
+  for (int64_t i = there; i < room; ++i, to += kBytes) amx_unpack_step<kInt4>(nullptr, 0, to, apart, middle);
 }
 
 // Scales or minimums of a group's 64 outputs.

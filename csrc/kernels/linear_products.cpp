@@ -18,7 +18,7 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
     Vf acc[R][V];
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = zero();
-    add_steps<Step, R, V>(acc, tile.panel + column * 4, x, 0, tile.steps, ahead);
+    add_steps<Step, R, V>(acc, tile.panel, column, x, 0, tile.steps, ahead);
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) store(tile.out + i / V * kPanel + column + i % V * kLanes, acc[i / V][i % V]);
   }
@@ -64,7 +64,7 @@ template <class Step, int R, int V, int kOffset, bool kMinimums> static void gro
 #pragma GCC unroll 16
         for (int v = 0; v < V; ++v) acc[r][v] = start;
       }
-      add_whole_steps<Step, R, V>(acc, tile.panel + column * 4, x, first, last, ahead);
+      add_whole_steps<Step, R, V>(acc, tile.panel, column, x, first, last, ahead);
       add_group<R, V, kMinimums>(tile, acc, column, group);
     }
   }
@@ -84,7 +84,7 @@ template <int R, int V, bool kBiased> static void wide_tile(const ProductTile& t
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v) acc[r][v] = start;
     }
-    add_steps<StepInt8, 2 * R, V>(acc, tile.panel + column * 4, x, 0, tile.steps, ahead);
+    add_steps<StepInt8, 2 * R, V>(acc, tile.panel, column, x, 0, tile.steps, ahead);
     alignas(64) float wide[V * kLanes];
     const float* scales = group_floats<V>(tile, tile.scales, column, wide);
 #pragma GCC unroll 8
@@ -146,12 +146,14 @@ extern const LinearProducts linear_products;
 #if defined(__AMX_TILE__)
 const LinearProducts linear_products = {
     {kRows, kAmxRows, kInt8Rows, kInt4Rows, kAmxRows / 2},
+    {kRows, kAmxMostRows, kInt8Rows, kInt4Rows, kAmxMostRows},
     {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &amx_wide},
     {nullptr, nullptr, nullptr, nullptr, &by_rows<WideTile, kFewRows>},  // vectors read a panel faster than tiles do
     {nullptr, nullptr, &amx_int8, &amx_int4, nullptr},
     &amx_done};
 #else
 const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
+                                        {kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
                                         {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
                                          &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
                                         {},

@@ -30,10 +30,11 @@ struct Ahead {
   int64_t half = 0, step = 0;  // two streams, `half` bytes apart; bytes per step
 };
 
-template <int R> static inline void prefetch(const char* w, Ahead& ahead) {
+// apart: from one line of a step to the next.
+template <int R, int apart> static inline void prefetch(const char* w, Ahead& ahead) {
   if (R == 1) {
 #pragma GCC unroll 4
-    for (int line = 0; line < kStepBytes; line += 64) __builtin_prefetch(w + kAheadOfRow + line, 0, 2);
+    for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(w + kAheadOfRow + line * apart, 0, 2);
   } else {
     __builtin_prefetch(ahead.at, 0, 2);
     __builtin_prefetch(ahead.at + ahead.half, 0, 2);
@@ -43,6 +44,7 @@ template <int R> static inline void prefetch(const char* w, Ahead& ahead) {
 
 struct StepF32 {
   using Accumulator = Vf;
+  static constexpr bool tiled = false;
   static constexpr int phases = 1, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return unit; }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x); }
@@ -52,6 +54,7 @@ struct StepF32 {
 #ifdef NORIA_DOT_BF16
 struct StepBf16 {
   using Accumulator = Vf;
+  static constexpr bool tiled = true;
   static constexpr int phases = 1, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return unit; }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x); }
@@ -60,6 +63,7 @@ struct StepBf16 {
 #else
 struct StepBf16 {  // widened to float32: first the lower index of each pair, then the higher
   using Accumulator = Vf;
+  static constexpr bool tiled = true;
   static constexpr int phases = 2, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return phase ? high_halves(unit) : low_halves(unit); }
   template <int phase> static Vi activation(const char* x) {
@@ -71,7 +75,7 @@ struct StepBf16 {  // widened to float32: first the lower index of each pair, th
 
 struct StepInt8 {
   using Accumulator = Vi;
-  static constexpr bool in_pairs = false;
+  static constexpr bool tiled = true, in_pairs = false;
   static constexpr int phases = 1, x_bytes = 4;
   template <int phase> static Vi weight(Vi unit) { return int8_weight(unit); }
   template <int phase> static Vi activation(const char* x) { return broadcast_unit(x); }
@@ -80,6 +84,7 @@ struct StepInt8 {
 
 struct StepInt4 {
   using Accumulator = Vi;
+  static constexpr bool tiled = false;
   static constexpr bool in_pairs = true;  // where the level has NORIA_PAIR_SUMS
   static constexpr int phases = 2, x_bytes = 8;
   template <int phase> static Vi weight(Vi unit) { return phase ? high_nibbles(unit) : low_nibbles(unit); }
@@ -90,19 +95,29 @@ struct StepInt4 {
 // Keeps what one phase loaded from being held in registers for the next.
 static inline void forget_loads() { asm volatile("" ::: "memory"); }
 
+// Where a step's units are: those of the panel's first and second half, as far as a tile of V vectors takes them.
+struct Units {
+  const char *first, *second;
+};
+
+template <class Step> static inline Vi unit_vector(const Units& w, int v) {
+  const int column = v * kLanes;
+  if (!Step::tiled) return load_units(w.first + column * 4);
+  return load_units((column < 32 ? w.first : w.second) + column / 16 % 2 * kChunkTileBytes + column % 16 * 4);
+}
+
 template <class Step, int phase, int R, int V>
-static inline __attribute__((always_inline)) void phase_of_step(typename Step::Accumulator (&acc)[R][V], const char* w,
+static inline __attribute__((always_inline)) void phase_of_step(typename Step::Accumulator (&acc)[R][V], const Units& w,
                                                                 const char* const (&x)[R], int64_t offset) {
   if (R == 1) {
     const Vi activation = Step::template activation<phase>(x[0] + offset);
 #pragma GCC unroll 16
-    for (int v = 0; v < V; ++v)
-      Step::dot(acc[0][v], Step::template weight<phase>(load_units(w + v * kLanes * 4)), activation);
+    for (int v = 0; v < V; ++v) Step::dot(acc[0][v], Step::template weight<phase>(unit_vector<Step>(w, v)), activation);
     return;
   }
   Vi units[V];
 #pragma GCC unroll 16
-  for (int v = 0; v < V; ++v) units[v] = Step::template weight<phase>(load_units(w + v * kLanes * 4));
+  for (int v = 0; v < V; ++v) units[v] = Step::template weight<phase>(unit_vector<Step>(w, v));
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const Vi activation = Step::template activation<phase>(x[r] + offset);
@@ -112,24 +127,43 @@ static inline __attribute__((always_inline)) void phase_of_step(typename Step::A
   if (Step::phases == 2) forget_loads();
 }
 
-// Adds steps `first` … `last - 1`. w: the tile's first vector within the panel.
-template <class Step, int R, int V>
-static inline __attribute__((always_inline)) void add_steps(typename Step::Accumulator (&acc)[R][V], const char* w,
-                                                            const char* const (&x)[R], int64_t first, int64_t last,
-                                                            Ahead& ahead) {
-  w += first * kStepBytes;
+// Steps `first` … `last - 1`, whose units are `step_bytes` apart.
+template <class Step, int R, int V, int step_bytes>
+static inline __attribute__((always_inline)) void add_run(typename Step::Accumulator (&acc)[R][V], Units w, const char* ahead_of,
+                                                          const char* const (&x)[R], int64_t first, int64_t last,
+                                                          Ahead& ahead) {
   for (int64_t offset = first * Step::x_bytes; offset < last * Step::x_bytes; offset += Step::x_bytes) {
-    prefetch<R>(w, ahead);
+    prefetch<R, Step::tiled ? kChunkTileBytes : 64>(ahead_of, ahead);
     phase_of_step<Step, 0>(acc, w, x, offset);
     if (Step::phases == 2) phase_of_step<Step, Step::phases - 1>(acc, w, x, offset);
-    w += kStepBytes;
+    w.first += step_bytes;
+    w.second += step_bytes;
+    ahead_of += step_bytes;
+  }
+}
+
+// Adds steps `first` … `last - 1` of the outputs from `column` on.
+template <class Step, int R, int V>
+static inline __attribute__((always_inline)) void add_steps(typename Step::Accumulator (&acc)[R][V], const char* panel,
+                                                            int column, const char* const (&x)[R], int64_t first,
+                                                            int64_t last, Ahead& ahead) {
+  if (!Step::tiled) {
+    const char* w = panel + first * kStepBytes + column * 4;
+    return add_run<Step, R, V, kStepBytes>(acc, {w, w}, w, x, first, last, ahead);
+  }
+  for (int64_t stop; first < last; first = stop) {
+    const int64_t chunk = first / kChunkSteps, next = (chunk + 1) * kChunkSteps;
+    stop = next < last ? next : last;
+    const char* w = panel + chunk * kChunkBytes + first % kChunkSteps * 64;
+    const char* own = w + tile_offset(chunk, column / 16) + column % 16 * 4;
+    add_run<Step, R, V, 64>(acc, {own, w + tile_offset(chunk, 2)}, w, x, first, stop, ahead);
   }
 }
 
 // The same, where sums of products with 4-bit weights stay in 16 bits for four steps.
 template <class Step, int R, int V>
-static inline __attribute__((always_inline)) void add_whole_steps(Vi (&acc)[R][V], const char* w,
-                                                                  const char* const (&x)[R], int64_t first,
+static inline __attribute__((always_inline)) void add_whole_steps(Vi (&acc)[R][V], const char* panel,
+                                                                  int column, const char* const (&x)[R], int64_t first,
                                                                   int64_t last, Ahead& ahead) {
 #ifdef NORIA_PAIR_SUMS
   if (Step::in_pairs) {
@@ -138,14 +172,14 @@ static inline __attribute__((always_inline)) void add_whole_steps(Vi (&acc)[R][V
       Vi pairs[R][V];
 #pragma GCC unroll 128
       for (int i = 0; i < R * V; ++i) pairs[i / V][i % V] = set1_int(0);
-      add_steps<Step, R, V>(pairs, w, x, first, stop, ahead);
+      add_steps<Step, R, V>(pairs, panel, column, x, first, stop, ahead);
 #pragma GCC unroll 128
       for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = add_pairs(acc[i / V][i % V], pairs[i / V][i % V]);
     }
     return;
   }
 #endif
-  add_steps<Step, R, V>(acc, w, x, first, last, ahead);
+  add_steps<Step, R, V>(acc, panel, column, x, first, last, ahead);
 }
 
 // Scales or minimums of a group's outputs from `column` on, as float32; `wide` is room for V vectors of them.

@@ -95,7 +95,8 @@ Cut cut(int64_t rows, int64_t panels, const Traffic& traffic, int64_t k, const H
 ProductTile panel_tile(const PackedWeight& w, int64_t panel) {
   ProductTile tile;
   tile.steps = ceil_div(w.k, step_width(w.scheme));
-  tile.panel = w.data.as<char>() + panel * tile.steps * kStepBytes;
+  tile.panel_bytes = panel_bytes(w.scheme, w.k);
+  tile.panel = w.data.as<char>() + panel * tile.panel_bytes;
   tile.groups = w.groups;
   if (w.groups) {
     tile.group_steps = ceil_div(w.group, step_width(w.scheme));
@@ -146,7 +147,7 @@ char* product_room(int64_t bytes) {
 struct PanelProduct {
   ProductTile tile;
   void (*run)(const ProductTile& tile);
-  int tile_rows;
+  int tile_rows, run_rows;
 
   PanelProduct(const LinearKernels& kernels, const PackedWeight& weight, int64_t panel, int64_t rows, float* out)
       : tile(panel_tile(weight, panel)) {
@@ -155,21 +156,23 @@ struct PanelProduct {
     const auto few = kernels.products->few[product];
     run = few && rows <= kFewRows ? few : kernels.products->run[product];
     tile_rows = kernels.products->tile_rows[product];
+    run_rows = kernels.products->run_rows[product];
     const ManyRowProducts* many = many_row_products(kernels, weight, rows);
     if (!many) return;
     tile.room = product_room(many->room_bytes(tile));
     run = many->run;
-    tile_rows = many->tile_rows;
+    tile_rows = run_rows = many->tile_rows;
   }
 };
 
 // How far a single tile looks ahead: what the outer caches send in the time that they take to answer.
 constexpr int64_t kAheadBytes = 16 << 10;
 
-// Shares the next panel out among the tiles of this one, for prefetching; of many tiles, among the last.
-void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
+// Shares the next panel out among the runs of this one, for prefetching; of many, among the last.
+void set_ahead(PanelProduct& product, int64_t index, int64_t count) {
   constexpr int64_t most = 16;
-  if (count == 1) {  // the tile reads its panel just once: ask for its own weights and the next panel's
+  ProductTile& tile = product.tile;
+  if (count == 1 && tile.rows <= product.tile_rows) {  // the tile reads its panel just once: ask for its own weights and the next panel's
     tile.ahead = tile.panel + kAheadBytes;
     tile.ahead_half = kStepBytes / 2;
     tile.ahead_step = kStepBytes;
@@ -178,7 +181,7 @@ void set_ahead(ProductTile& tile, int64_t index, int64_t count) {
   const int64_t sharers = std::min(count, most), share = index - (count - sharers);
   tile.ahead_step = share < 0 ? 0 : kStepBytes / 2 / sharers;
   tile.ahead_half = tile.steps * tile.ahead_step;
-  tile.ahead = tile.panel + (share < 0 ? 0 : tile.steps * kStepBytes + 2 * share * tile.ahead_half);
+  tile.ahead = tile.panel + (share < 0 ? 0 : tile.panel_bytes + 2 * share * tile.ahead_half);
 }
 
 // Runs tile(first, rows, index, count) over rows [begin, end).
@@ -210,9 +213,9 @@ void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t
   out.scale = args.scale;
   out.softcap = args.softcap;
   const auto keep = noria::kernels().elementwise->largest_tile;
-  each_tile(begin, end, products.tile_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
+  each_tile(begin, end, products.run_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(products.tile, args.x[args.x_of_part[0]], first, rows);
-    set_ahead(products.tile, index, count);
+    set_ahead(products, index, count);
     products.run(products.tile);
     out.rows = rows;
     out.largest = args.largest + thread * args.largest_stride + first;
@@ -241,9 +244,9 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   epilogue.scale = args.scale;
   epilogue.softcap = args.softcap;
   epilogue.stream = column % 16 == 0 && streams(args, x.rows);
-  each_tile(begin, end, products.tile_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
+  each_tile(begin, end, products.run_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(products.tile, x, first, rows);
-    set_ahead(products.tile, index, count);
+    set_ahead(products, index, count);
     products.run(products.tile);
     epilogue.rows = rows;
     epilogue.residual = args.residual ? args.residual + first * args.out_stride + column : nullptr;
@@ -268,7 +271,7 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   epilogue.up_bias = args.up_bias ? args.up_bias + panel * kPanel : nullptr;
   epilogue.stride = args.out_stride;
   const auto finish = args.activation == Activation::silu ? kernels.silu : kernels.gelu_tanh;
-  const int most = std::min(gate.tile_rows, up.tile_rows);
+  const int most = std::min(gate.run_rows, up.run_rows);
   GatedTile into;
   into.gate = gate_product;
   into.up = up_product;
@@ -282,8 +285,8 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
     up.tile.out = up_product + (first - done) * kPanel;
     set_rows(gate.tile, *args.gate_x, first, rows);
     set_rows(up.tile, *args.up_x, first, rows);
-    set_ahead(gate.tile, index, count);
-    set_ahead(up.tile, index, count);
+    set_ahead(gate, index, count);
+    set_ahead(up, index, count);
     gate.run(gate.tile);
     up.run(up.tile);
     const int ready = static_cast<int>(first + rows - done);

@@ -22,24 +22,27 @@ PackedWeight empty_weight(Scheme scheme, int64_t n, int64_t k, int group) {
   w.k = k;
   w.group = group;
   w.groups = group ? ceil_div(k, group) : 0;
-  w.data = Buffer(static_cast<size_t>(ceil_div(n, kPanel) * ceil_div(k, step_width(scheme)) * kStepBytes));
+  w.data = Buffer(static_cast<size_t>(ceil_div(n, kPanel) * panel_bytes(scheme, k)));
   return w;
 }
 
 // Fills every panel. unit(row, step) makes the unit of a step that lies wholly within k; tail(row, step) the others.
-// Works through blocks of 16 steps so that both sides stay in the first-level cache.
+// Works through chunks of 16 steps so that both sides stay in the first-level cache.
 template <class Unit, class Tail> void fill(PackedWeight& w, uint32_t padding, Unit unit, Tail tail) {
   const int64_t width = step_width(w.scheme), steps = ceil_div(w.k, width), whole = w.k / width;
+  const int64_t panel_units = panel_bytes(w.scheme, w.k) / 4, padded = panel_units / kPanel;
+  const bool tiled = is_tiled(w.scheme);
+  const int64_t apart = tiled ? kChunkTileBytes / kChunkSteps / 4 : kPanel;  // from one step to the next
   uint32_t* out = w.data.as<uint32_t>();
-  for (int64_t panel = 0; panel < ceil_div(w.n, kPanel); ++panel, out += steps * kPanel) {
-    for (int64_t first = 0; first < steps; first += 16) {
-      const int64_t last = first + 16 < steps ? first + 16 : steps;
-      const int64_t last_whole = last < whole ? last : whole;
+  for (int64_t panel = 0; panel < ceil_div(w.n, kPanel); ++panel, out += panel_units) {
+    for (int64_t first = 0; first < padded; first += kChunkSteps) {
+      const int64_t last = std::min(first + kChunkSteps, padded);
       for (int64_t j = 0; j < kPanel; ++j) {
-        const int64_t row = panel * kPanel + j;
-        uint32_t* to = out + first * kPanel + j;
-        for (int64_t step = first; step < last; ++step, to += kPanel)
-          *to = row >= w.n ? padding : step < last_whole ? unit(row, step) : tail(row, step);
+        const int64_t row = panel * kPanel + j, there = row < w.n ? steps : 0;
+        const int64_t at = tiled ? tile_offset(first / kChunkSteps, static_cast<int>(j / 16)) / 4 + j % 16 : j;
+        uint32_t* to = out + first * kPanel + at;
+        for (int64_t step = first; step < last; ++step, to += apart)
+          *to = step >= there ? padding : step < whole ? unit(row, step) : tail(row, step);
       }
     }
   }

@@ -34,8 +34,11 @@ def rows_of(count: int, width: int, seed: int = 0) -> NDArray[np.float32]:
     return (rng.standard_normal((count, width)) * np.exp(rng.standard_normal((count, 1)))).astype(np.float32)
 
 
-def stride(width: int) -> int:
-    return -(-width // 64) * 64
+def stride(width: int, element_bytes: int) -> int:
+    """Elements per row: a multiple of 64, and then, except in float32, an odd number of cache lines."""
+    padded = -(-width // 64) * 64
+    even = element_bytes < 4 and padded * element_bytes // 64 % 2 == 0
+    return padded + (64 // element_bytes if even else 0)
 
 
 def expect_codes(x: NDArray[np.float32], group: int, data: Any, scales: Any, sums: Any) -> None:
@@ -57,7 +60,7 @@ def expect_codes(x: NDArray[np.float32], group: int, data: Any, scales: Any, sum
 def expect_format(x: NDArray[np.float32], name: str, group: int, converted: Any) -> None:
     data, scales, sums = converted
     rows, width = x.shape
-    assert data.shape == (rows, stride(width))
+    assert data.shape == (rows, stride(width, data.itemsize))
     if name == "f32":
         np.testing.assert_array_equal(data[:, :width], x)
         assert not data[:, width:].any()
@@ -227,7 +230,7 @@ def test_wide_codes_are_two_bytes_each(isa: str, width: int) -> None:
     x[3] = 0
     x[4] = 1e-38  # below what 16 bits can be scaled from: held as zeros
     data, scales, sums = _native.convert(POOLS[1], x, [("s16", width)])[0]
-    digits = data.reshape(5, 2, stride(width)).astype(np.int64)
+    digits = data.reshape(5, 2, stride(width, 1)).astype(np.int64)
     assert not digits[:, :, width:].any(), "the padding is zero"
     assert np.abs(digits).max() <= 127
     np.testing.assert_array_equal(sums, digits.sum(axis=2))
@@ -242,6 +245,6 @@ def test_wide_codes_are_two_bytes_each(isa: str, width: int) -> None:
 def test_every_wide_code_has_bytes(isa: str) -> None:
     codes = np.arange(-32384, 32385, dtype=np.float32)[None]
     data, scales, _ = _native.convert(POOLS[1], codes, [("s16", codes.size)])[0]
-    digits = data.reshape(2, stride(codes.size)).astype(np.int64)[:, : codes.size]
+    digits = data.reshape(2, stride(codes.size, 1)).astype(np.int64)[:, : codes.size]
     assert scales[0, 0] == 1
     np.testing.assert_array_equal(254 * digits[0] + digits[1], codes[0])

@@ -132,6 +132,16 @@ def test_a_row_is_the_same_alone_and_among_others(pool: Any, two_threads: Any, s
 
 
 @pytest.mark.parametrize(("scheme", "group"), SCHEMES, ids=IDS)
+def test_a_row_is_the_same_wherever_many_are_cut(pool: Any, scheme: str, group: int) -> None:
+    weight, _ = make_weight(scheme, group, 130, 420)
+    x = normal(210, 420)
+    together = native.linear(pool, x, [weight])
+    for count in (48, 49, 63, 64, 65, 72, 80, 97, 127, 129, 138):
+        start = count % 7
+        np.testing.assert_array_equal(native.linear(pool, x[start:][:count], [weight]), together[start:][:count])
+
+
+@pytest.mark.parametrize(("scheme", "group"), SCHEMES, ids=IDS)
 def test_threads_change_nothing(pool: Any, two_threads: Any, scheme: str, group: int) -> None:
     weight, _ = make_weight(scheme, group, 640, 512)
     for rows in (1, 64, 150):
