@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +16,6 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-import zmq
 
 from helpers.engine_driver import Driver, submit
 from helpers.fake_executor import alone
@@ -23,21 +23,30 @@ from noria.config import CacheOptions, EngineOptions, ModelOptions, SchedulerOpt
 from noria.engine import process
 from noria.messages import Abort, Control, EngineInfo, FromEngine, Hello, Refused, build_id
 from noria.params import SamplingParams
+from noria.wire import Frames, frame
 
 ENTRY = Path(__file__).parent.parent / "helpers" / "fake_engine.py"
 PATH = {"PYTHONPATH": str(Path(__file__).parent.parent.parent / "src")}
 PROMPT = list(range(20))
+# Gives an engine its options, in a program of its own.
+OPTIONS = """
+import msgspec
+from noria.config import CacheOptions, EngineOptions, ModelOptions
+options = EngineOptions(model=ModelOptions(model="fake"), cache=CacheOptions(block_size=16))
+engine.stdin.write(msgspec.msgpack.encode(options))
+engine.stdin.close()
+"""
 
 
 class Engine:
     """The API process's end."""
 
     def __init__(self, folder, model="fake", **scheduling) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.PAIR)
-        self.socket.linger = 0
-        address = f"ipc://{folder}/engine"
-        self.socket.bind(address)
+        address = f"{folder}/engine"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen(1)
+        listener.settimeout(20)
         options = EngineOptions(
             model=ModelOptions(model=model),
             cache=CacheOptions(block_size=16),
@@ -54,13 +63,23 @@ class Engine:
         self.process.stdin.write(msgspec.msgpack.encode(options))
         self.process.stdin.close()
         self.decoder = msgspec.msgpack.Decoder(FromEngine)
+        self.frames, self.heard = Frames(), []
+        with listener:
+            self.socket, _ = listener.accept()
 
     def receive(self, seconds=20.0):
-        assert self.socket.poll(seconds * 1000), f"nothing came; the engine's status is {self.process.poll()}"
-        return self.decoder.decode(self.socket.recv())
+        self.socket.settimeout(seconds)
+        while not self.heard:
+            data = self.socket.recv(9999)
+            assert data, f"nothing more will come; the engine's status is {self.process.wait()}"
+            self.heard += self.frames.feed(data)
+        return self.decoder.decode(self.heard.pop(0))
 
     def send(self, message) -> None:
-        self.socket.send(msgspec.msgpack.encode(message))
+        self.send_bytes(msgspec.msgpack.encode(message))
+
+    def send_bytes(self, data) -> None:
+        self.socket.sendall(frame(data))
 
     def tokens_until_end(self, request_id) -> list[int]:
         tokens = []
@@ -79,7 +98,6 @@ class Engine:
         self.process.stdout.close()
         self.process.stderr.close()
         self.socket.close()
-        self.context.term()
 
 
 @pytest.fixture
@@ -168,8 +186,8 @@ def test_messages_that_cannot_be_read_take_nobody_along(start):
     engine = start("slow")
     engine.receive()
     engine.send(submit(1, PROMPT, max_tokens=4))
-    engine.socket.send(b"\xc1 nonsense")
-    engine.socket.send(msgspec.msgpack.encode(["unknown", 1]))
+    engine.send_bytes(b"\xc1 nonsense")
+    engine.send_bytes(msgspec.msgpack.encode(["unknown", 1]))
     assert len(engine.tokens_until_end(1)) == 4
 
 
@@ -209,6 +227,16 @@ class Mailbox:
     def send(self, message):
         self.sent.append(message)
 
+    def receive(self, wait):
+        messages = []
+        try:
+            if wait != 0:
+                messages.append(self.inbox.get(timeout=wait))
+            while True:
+                messages.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_when_idle_it_checks_that_every_block_is_accounted_for(damaged, monkeypatch, caplog):
@@ -234,17 +262,25 @@ def test_a_static_batch_that_fills_is_waited_for_without_turning(monkeypatch):
     assert len(steps) <= 4
 
 
-def test_it_dies_with_its_parent(tmp_path):
+@pytest.mark.parametrize("how", ["signal", "socket"])
+def test_it_dies_with_its_parent(tmp_path, how):
+    """By the system's signal, and where there is none by the end of the socket."""
+    without = "" if how == "signal" else "sys.platform = 'other';"
     program = f"""
-import subprocess, sys, time
-engine = subprocess.Popen([sys.executable, {str(ENTRY)!r}, "ipc://{tmp_path}/engine"], stdin=subprocess.PIPE)
+import socket, subprocess, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("{tmp_path}/engine")
+listener.listen(1)
+run = "import runpy, sys; {without} runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+engine = subprocess.Popen([sys.executable, "-c", run, {str(ENTRY)!r}, "{tmp_path}/engine"], stdin=subprocess.PIPE)
+{OPTIONS}
+line, _ = listener.accept()
+line.recv(1)
 print(engine.pid, flush=True)
 time.sleep(60)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ | PATH)
     child = psutil.Process(int(parent.stdout.readline()))
-    while len(child.threads()) < 3:  # until its socket thread runs, so that it has asked for the signal
-        time.sleep(0.02)
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -19,15 +19,19 @@ from noria.messages import Abort, Control, Submit
 from noria.params import SamplingParams
 
 PREAMBLE = """
-import msgspec, os, sys, zmq
+import msgspec, os, socket, sys
 from noria.config import EngineOptions
 from noria.messages import *
+from noria.wire import Frames, frame
 options = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineOptions)
-socket = zmq.Context().socket(zmq.PAIR)
-socket.linger = 2000
-socket.connect(sys.argv[1])
-say = lambda message: socket.send(msgspec.msgpack.encode(message))
-hear = lambda: msgspec.msgpack.decode(socket.recv(), type=ToEngine)
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+frames, heard = Frames(), []
+say = lambda message: line.sendall(frame(msgspec.msgpack.encode(message)))
+def hear():
+    while not heard:
+        heard.extend(frames.feed(line.recv(9999)))
+    return msgspec.msgpack.decode(heard.pop(0), type=ToEngine)
 def ready(build=build_id()):
     say(EngineInfo(build_id=build, max_model_len=10, vocab_size=10, num_blocks=1, block_size=16, max_num_seqs=1,
         max_num_batched_tokens=1, backend=options.model.model, isa="", threads=1, weights="", cache_dtype="",
@@ -108,7 +112,6 @@ def test_what_a_dying_engine_said_is_heard_first(engine) -> None:
             hear(); ready()
             for step in range(3):
                 say(StepOutputs(step=step))
-            socket.close(); zmq.Context.instance().term()
             import time; time.sleep(0.2)
             os.kill(os.getpid(), 9)
             """

@@ -57,7 +57,7 @@ def examine() -> dict[str, Any]:
         "forced_isa": os.environ.get("NORIA_ISA") or None,
         "machine": topology,
         "models": _pulled(),
-        "packages": {name: _version(name) for name in ("numpy", "tokenizers", "msgspec", "pyzmq", "uvicorn")},
+        "packages": {name: _version(name) for name in ("numpy", "tokenizers", "msgspec", "uvicorn")},
         "warnings": _warnings(isa, topology),
     }
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from noria.config import EngineOptions
 from noria.errors import ConfigError, EngineError
@@ -36,6 +35,7 @@ from noria.messages import (
     ToEngine,
     build_id,
 )
+from noria.wire import Frames, frame
 
 CLOSE_TIMEOUT = 5.0  # seconds that an engine has to exit once told to
 
@@ -60,6 +60,43 @@ class Transport(Protocol):
         ...
 
 
+class _Line(asyncio.Protocol):
+    """The connection to the engine: what came over it and has not been taken, and what shall go once it is there."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.frames: deque[bytes] = deque()
+        self.lost = False
+        self.transport: asyncio.Transport | None = None
+        self._changed = changed
+        self._cutter = Frames()
+        self._early: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        # No limit here: the client bounds what is in flight.
+        self.transport.writelines(self._early)
+        self._early.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.frames += self._cutter.feed(data)
+        self._changed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self._changed()
+
+    def send(self, message: bytes) -> None:
+        if self.transport is None:
+            self._early.append(frame(message))
+        elif not self.lost:
+            self.transport.write(frame(message))
+
+    def close(self) -> None:
+        self.lost = True
+        if self.transport is not None:
+            self.transport.abort()
+
+
 class EngineTransport:
     """An engine in a process of its own.
 
@@ -82,12 +119,14 @@ class EngineTransport:
         self._environment = environment or {}
         self._command = command or (sys.executable, "-m", "noria.engine.process")
         self._directory: str | None = None
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._listener: socket.socket | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._line = _Line(self._wake)
         self._process: subprocess.Popen[bytes] | None = None
-        self._receiving: asyncio.Future[bytes] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of `receive`
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._dead = False
+        self._dead = False  # the process has ended
+        self._stopped = False
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
 
@@ -101,11 +140,10 @@ class EngineTransport:
         if self._process is not None:
             return
         self._directory = tempfile.mkdtemp(prefix="noria-")  # mode 0700
-        address = f"ipc://{self._directory}/engine"
-        self._socket = self._context.socket(zmq.PAIR)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.setsockopt(option, 0)  # no limit here: the client bounds what is in flight
-        self._socket.bind(address)
+        address = f"{self._directory}/engine"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address)
+        self._listener.listen(1)
         # A session of its own: Ctrl-C in the terminal reaches this process only, which then drains the engine.
         self._process = subprocess.Popen(
             [*self._command, address],
@@ -123,6 +161,7 @@ class EngineTransport:
     async def start(self) -> EngineInfo:
         self.spawn()
         self._loop = asyncio.get_running_loop()
+        self._server = await self._loop.create_unix_server(lambda: self._line, sock=self._listener)
         threading.Thread(target=self._watch, name="noria-engine-watch", daemon=True).start()
         self.send(Hello(build_id()))
         message = await self._next()
@@ -134,11 +173,12 @@ class EngineTransport:
         if message.build_id != build_id():
             await self.close()
             raise EngineError(f"the engine is another build ({message.build_id}) than this server ({build_id()})")
+        self._server.close()  # one has come
         return message
 
     def send(self, message: ToEngine) -> None:
-        if self._socket is not None and not self._dead:
-            self._socket.send(self._encoder.encode(message))
+        if not self._dead:
+            self._line.send(self._encoder.encode(message))
 
     async def receive(self) -> StepOutputs:
         message = await self._next()
@@ -157,11 +197,11 @@ class EngineTransport:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 await _ended(process, CLOSE_TIMEOUT)
-        self._dead = True
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
-        self._context.term()
+        self._dead = self._stopped = True
+        self._line.close()
+        if self._server is not None:
+            self._server.close()
+        self._wake()
         self.kill()
 
     def kill(self) -> None:
@@ -170,27 +210,29 @@ class EngineTransport:
         if process is not None and process.poll() is None:
             process.kill()
             process.wait(CLOSE_TIMEOUT)
+        if self._listener is not None:
+            self._listener.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
     async def _next(self) -> FromEngine:
-        socket = self._socket
-        if socket is None:
-            raise EngineError("the engine was stopped")
-        receiving = cast("asyncio.Future[bytes]", socket.recv(zmq.NOBLOCK) if self._dead else socket.recv())
-        self._receiving = receiving
-        try:
-            frame = await receiving
-        except zmq.Again:
-            raise self._death() from None
-        except asyncio.CancelledError:
-            if self._dead and not _cancelled_from_outside():
-                return await self._next()  # what it sent before it died
-            raise
-        finally:
-            self._receiving = None
-        return self._decoder.decode(frame)
+        """The next message; those that the engine sent before it died come first."""
+        while not self._line.frames:
+            if self._stopped:
+                raise EngineError("the engine was stopped")
+            if self._dead and (self._line.lost or self._line.transport is None):
+                raise self._death()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._decoder.decode(self._line.frames.popleft())
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _watch(self) -> None:
         process, loop = self._process, self._loop
@@ -204,8 +246,7 @@ class EngineTransport:
 
     def _died(self) -> None:
         self._dead = True
-        if self._receiving is not None:
-            self._receiving.cancel()
+        self._wake()
 
     def _death(self) -> EngineError:
         code = self._process.poll() if self._process else None
@@ -217,12 +258,6 @@ class EngineTransport:
         else:
             how = f"exit code {code}"
         return EngineError(f"the engine process died ({how})")
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether the running task itself is being cancelled (known from Python 3.11 on)."""
-    cancelling = getattr(asyncio.current_task(), "cancelling", None)
-    return bool(cancelling and cancelling())
 
 
 def _without_field(message: Refused) -> str:
