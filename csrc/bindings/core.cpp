@@ -76,6 +76,7 @@ void bind_core(nb::module_& m) {
            },
            nb::arg("threads"))
       .def_prop_ro("threads", &Pool::threads)
+      .def("rest", &Pool::rest, "Lets the threads sleep at once, until the next step begins.")
       .def("exercise", &exercise, nb::arg("count"), nb::arg("repeats") = 1, nb::arg("in_steps") = false,
            "How often each of `count` task indices ran in `repeats` runs (int32 [count]); for tests.");
 }

@@ -100,6 +100,7 @@ struct Pool::State {
   alignas(64) std::atomic<uint32_t> done{0};
   alignas(64) std::atomic<uint32_t> step{0};
   std::atomic<bool> stop{false};
+  std::atomic<bool> resting{false};
   std::atomic<int> sleepers{0};
   std::atomic<bool> caller_sleeps{false};
   std::chrono::microseconds spin{0};
@@ -143,9 +144,9 @@ struct Pool::State {
     for (;;) {
       drain(thread);
       const uint32_t seen = step.load(std::memory_order_acquire);
-      const bool tasks = spin_until(
-          spin, [&] { return left(open.load(std::memory_order_relaxed)) != 0; }, [&] { return ask_ahead(thread); });
-      if (!tasks && !sleep(seen)) return;
+      const auto tasks = [&] { return left(open.load(std::memory_order_relaxed)) != 0; };
+      spin_until(spin, [&] { return tasks() || resting.load(std::memory_order_relaxed); }, [&] { return ask_ahead(thread); });
+      if (!tasks() && !sleep(seen)) return;
     }
   }
 
@@ -205,7 +206,10 @@ Pool::~Pool() {
 
 int Pool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
 
+void Pool::rest() { state_->resting.store(true, std::memory_order_relaxed); }
+
 void Pool::begin_step() {
+  state_->resting.store(false, std::memory_order_relaxed);
   if (state_->spin.count() == 0) return;  // they would not wait for the first run
   state_->step.fetch_add(1);
   state_->wake_sleepers(UINT32_MAX);

@@ -35,6 +35,10 @@ class Pool {
   // then it sleeps. So a pool that has nothing to do uses no processor time.
   void begin_step();
 
+  // Nothing will come before the next step: the workers go to sleep at once. What else wants a processor then finds one
+  // idle, instead of taking the caller's.
+  void rest();
+
   // What each thread will read next, [threads()] lists: while a thread waits for the others or for the next run, it asks for
   // that into its second-level cache. Only a hint. The lists must stay as they are until others are set, null being none;
   // with null, no thread looks at the last ones any more when this returns.

@@ -243,11 +243,16 @@ def test_executor_overlaps_and_keeps_order(tiny: Path) -> None:
 def test_a_step_that_is_alone_runs_where_it_is_collected(tiny: Path) -> None:
     expected = tokens(generate(Worker(options(tiny / "llama", "cpu")), [64], 4))
     threads: list[int] = []
+    rests: list[int] = []
 
     class Noting(Worker):
         def execute(self, plan: StepPlan) -> StepResult:
             threads.append(threading.get_ident())
             return super().execute(plan)
+
+        def rest(self) -> None:
+            rests.append(len(threads))
+            super().rest()
 
     executor = LocalExecutor(options(tiny / "llama", "cpu"), Noting)
     executor.submit(plan(0, [(0, 0, 50, True)], admitted=(admit(0, PROMPT, range(4)),)), alone=True)
@@ -261,6 +266,7 @@ def test_a_step_that_is_alone_runs_where_it_is_collected(tiny: Path) -> None:
     assert tokens([*results, executor.collect()]) == expected
     here = threading.get_ident()
     assert [thread == here for thread in threads] == [True, False, False, True]
+    assert rests == [1, 4]  # the processors are wanted by others only while nothing else is in flight
     executor.submit(plan(4, [(5, 0, 1, True)]), alone=True)
     with pytest.raises(BackendError, match="slot is free"):
         executor.collect()

@@ -51,6 +51,30 @@ def test_an_idle_pool_uses_no_processor_time() -> None:
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.03
 
 
+def test_a_pool_put_to_rest_does_not_wait_awake() -> None:
+    def spent(rests: bool) -> float:
+        pool = _native.Pool(2)
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        for _ in range(300):
+            np.testing.assert_array_equal(pool.exercise(4, 1, True), np.ones(4))
+            if rests:
+                pool.rest()
+            time.sleep(0.0003)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+    # Awake, a thread waits for 0.1 ms after each.
+    assert min(spent(True) for _ in range(3)) < min(spent(False) for _ in range(3))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_a_pool_at_rest_runs_what_comes(threads: int) -> None:
+    pool = POOLS[threads]
+    for in_steps in (False, True):
+        pool.rest()
+        np.testing.assert_array_equal(pool.exercise(100, 50, in_steps), np.full(100, 50))
+
+
 def test_pools_come_and_go_without_leaving_threads() -> None:
     before = threading_tasks()
     for _ in range(20):

@@ -113,6 +113,9 @@ class _ProfiledWorker:
         found.add(REST, self._ended - began - timings.prepare - timings.sample)
         return result
 
+    def rest(self) -> None:
+        self._worker.rest()
+
     def fetch(self) -> None:
         """Books the ops' times since the last call under the present kind of step."""
         found = self._profile.kinds[self._kind]

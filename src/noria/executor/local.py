@@ -24,6 +24,8 @@ class AnyWorker(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
+    def rest(self) -> None: ...
+
 
 class LocalExecutor:
     """See `noria.executor.base.Executor`. The constructor returns once the model is loaded.
@@ -96,7 +98,9 @@ class LocalExecutor:
         """Runs a step here. The worker's thread waits meanwhile: it has no plan."""
         self._alone = None
         try:
-            return self._worker.execute(plan)
+            result = self._worker.execute(plan)
+            self._worker.rest()  # the result's reader finds a processor while the next step is planned on this one
+            return result
         except BaseException as error:
             self._failure = error
             raise

@@ -66,6 +66,7 @@ class Worker:
         layout = replace(layout, num_blocks=plan.num_blocks)
         slots = Slots(limits.max_seqs, plan.max_model_len, layout.block_size, layout.num_blocks)
         self.program = backend.compile(model.graph, limits)
+        self._backend = backend
         self._runner = Runner(
             self.program,
             backend.new_cache(layout),
@@ -78,6 +79,10 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Carries out one step. Raises BackendError if the plan breaks its contract; the worker is then done for."""
         return self._runner.execute(plan)
+
+    def rest(self) -> None:
+        """The next plan will take a while: processors are free until then."""
+        self._backend.rest()
 
 
 def _limits(options: EngineOptions, vocab: int) -> Limits:

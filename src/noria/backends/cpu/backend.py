@@ -77,6 +77,10 @@ class CpuBackend:
         """A sampler with state for `slots` requests."""
         return CpuSampler(self.pool, slots, vocab)
 
+    def rest(self) -> None:
+        """Lets the kernel threads sleep at once, until the next step begins."""
+        self.pool.rest()
+
 
 def _pack(source: WeightSource, scheme: Scheme) -> Any:
     match scheme.name:

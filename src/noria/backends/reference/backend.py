@@ -62,6 +62,9 @@ class ReferenceBackend:
         """A sampler with state for `slots` requests."""
         return ReferenceSampler(slots, vocab)
 
+    def rest(self) -> None:
+        """There is nothing to be put to rest."""
+
 
 def held_values(source: WeightSource, scheme: Scheme) -> Float32:
     """Float32 [n, k]: the weight after rounding to the scheme. A grouped source that agrees with it is kept exactly."""
