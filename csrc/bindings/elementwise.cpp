@@ -148,6 +148,8 @@ void bind_elementwise(nb::module_& m) {
       .def_prop_ro("vocab", [](const EmbeddingTable& t) { return t.vocab; })
       .def_prop_ro("width", [](const EmbeddingTable& t) { return t.width; })
       .def_prop_ro("nbytes", [](const EmbeddingTable& t) { return t.data.bytes(); });
+  m.def("table_of", [](const PackedWeight& weight) { return make_table(weight); }, nb::arg("weight"), nb::keep_alive<0, 1>(),
+        "The rows of an f32 or bf16 weight, read where they are.");
   m.def("table_f32", &py_table<float>, nb::arg("values"), "Copies float32 [vocab, width].");
   m.def("table_bf16", &py_table<uint16_t>, nb::arg("values"), "Copies bfloat16 bits, uint16 [vocab, width].");
   m.def("convert", &py_convert, nb::arg("pool"), nb::arg("x"), nb::arg("formats"),

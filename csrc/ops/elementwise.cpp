@@ -7,6 +7,7 @@
 
 #include "core/isa.h"
 #include "kernels/elementwise.h"
+#include "ops/linear.h"
 #include "ops/owners.h"
 
 namespace noria {
@@ -128,14 +129,30 @@ EmbeddingTable make_table(const void* values, bool bf16, int64_t vocab, int64_t 
   return table;
 }
 
+EmbeddingTable make_table(const PackedWeight& weight) {
+  if (weight.scheme != Scheme::f32 && weight.scheme != Scheme::bf16)
+    throw std::invalid_argument("only an f32 or bf16 weight holds its values as they are");
+  EmbeddingTable table;
+  table.bf16 = weight.scheme == Scheme::bf16;
+  table.vocab = weight.n;
+  table.width = weight.k;
+  table.packed = &weight;
+  return table;
+}
+
 void embed(Pool& pool, const EmbeddingTable& table, const int32_t* ids, int64_t rows, float scale, float* out) {
   const auto* k = kernels().elementwise;
-  const int64_t width = table.width;
+  const int64_t width = table.width, bytes = width * (table.bf16 ? 2 : 4);
   for_runs(pool, rows, width, [&](int64_t first, int64_t run) {
     for (int64_t row = first; row < first + run; ++row) {
-      const int64_t at = ids[row] * width;
-      if (table.bf16) k->embed_row_bf16(table.data.as<uint16_t>() + at, scale, width, out + row * width);
-      else k->embed_row_f32(table.data.as<float>() + at, scale, width, out + row * width);
+      const char* from = table.data.as<char>() + ids[row] * bytes;
+      if (table.packed) {
+        auto* held = reinterpret_cast<uint32_t*>(scratch(width + 1));
+        unpack_row(*table.packed, ids[row], held);
+        from = reinterpret_cast<const char*>(held);
+      }
+      if (table.bf16) k->embed_row_bf16(reinterpret_cast<const uint16_t*>(from), scale, width, out + row * width);
+      else k->embed_row_f32(reinterpret_cast<const float*>(from), scale, width, out + row * width);
     }
   });
 }

@@ -32,9 +32,12 @@ struct EmbeddingTable {
   bool bf16 = false;
   int64_t vocab = 0, width = 0;
   Buffer data;
+  const PackedWeight* packed = nullptr;  // instead of `data`: its rows are the table's
 };
 // Copies values [vocab, width] (float, or bfloat16 as uint16_t).
 EmbeddingTable make_table(const void* values, bool bf16, int64_t vocab, int64_t width);
+// Reads an f32 or bf16 weight, which must outlive the table, in place.
+EmbeddingTable make_table(const PackedWeight& weight);
 // ids must lie in [0, vocab).
 void embed(Pool& pool, const EmbeddingTable& table, const int32_t* ids, int64_t rows, float scale, float* out);
 void select(Pool& pool, const float* x, const int32_t* rows, int64_t count, int64_t width, float* out);

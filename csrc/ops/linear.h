@@ -17,6 +17,9 @@ PackedWeight pack_bf16(const float* values, int64_t n, int64_t k);  // rounds to
 PackedWeight pack_int8(const int8_t* codes, const float* scales, int64_t n, int64_t k, int group, bool wide = false);
 PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* minimums, int64_t n, int64_t k, int group);
 
+// One row of an f32 or bf16 weight as it was packed: `to` gets its k values (with an odd k of bf16, a zero behind them).
+void unpack_row(const PackedWeight& weight, int64_t row, uint32_t* to);
+
 // The form in which a product takes its left operand for this weight. int8 (unless wide) and int4 of one group want the
 // same form: s8 codes with their sums (the unsigned operand of a dot-product instruction is always the weight).
 ActivationSpec wanted(const PackedWeight& weight);

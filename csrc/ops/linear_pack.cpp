@@ -179,6 +179,19 @@ PackedWeight pack_int4(const uint8_t* codes, const float* scales, const float* m
   return w;
 }
 
+void unpack_row(const PackedWeight& w, int64_t row, uint32_t* to) {
+  const int64_t steps = ceil_div(w.k, step_width(w.scheme)), j = row % kPanel;
+  const char* panel = w.data.as<char>() + row / kPanel * panel_bytes(w.scheme, w.k);
+  const bool tiled = is_tiled(w.scheme);
+  const int64_t apart = tiled ? kChunkTileBytes / kChunkSteps / 4 : kPanel;
+  for (int64_t first = 0; first < steps; first += kChunkSteps) {
+    const auto* from = reinterpret_cast<const uint32_t*>(panel + first * kStepBytes) +
+                       (tiled ? tile_offset(first / kChunkSteps, static_cast<int>(j / 16)) / 4 + j % 16 : j);
+    const int64_t last = std::min(first + kChunkSteps, steps);
+    for (int64_t step = first; step < last; ++step, from += apart) to[step] = *from;
+  }
+}
+
 ActivationSpec wanted(const PackedWeight& weight) {
   ActivationSpec spec;
   spec.format = weight.scheme == Scheme::f32    ? Format::f32

@@ -9,6 +9,7 @@ fall on the other side: the bound then allows a few codes of each row to differ 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,7 @@ from op_harness import LIMITS, Piece, layout, make_batch, normal, values
 
 from noria.backends.base import Backend, DenseSource, Graph, GroupedSource, RopeTable, Scheme, Value
 from noria.backends.rtn import dequantise_source, quantise_int4, quantise_int8, round_bf16
+from noria.errors import BackendError
 
 EPS = 2.0**-23
 SCHEMES = [
@@ -60,6 +62,33 @@ def test_embed(cpu: Backend, reference: Backend, dtype: str, tokens: int, width:
         return graph.embed(backend.table(table, dtype), scale)
 
     np.testing.assert_array_equal(values(cpu, build, batch), values(reference, build, batch))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@bounded
+@given(tokens=st.integers(1, 40), vocab=st.integers(1, 200), width=st.integers(1, 150))
+def test_the_rows_of_a_packed_weight_embed_as_a_table_does(
+    cpu: Backend, reference: Backend, dtype: Any, tokens: int, vocab: int, width: int
+) -> None:
+    table = normal(vocab, width)
+    batch = make_batch([(0, tokens)])
+    batch.input_ids = np.random.default_rng(tokens).integers(0, vocab, tokens).astype(np.int32)
+
+    def build(backend: Backend, graph: Graph, shared: bool) -> Value:
+        weight = backend.pack(DenseSource(table), Scheme(dtype))
+        return graph.embed(backend.table_of(weight) if shared else backend.table(table, dtype), 3.7)
+
+    own = values(cpu, lambda backend, graph: build(backend, graph, False), batch)
+    for backend in (cpu, reference):
+        shared = values(backend, lambda backend, graph: build(backend, graph, True), batch)
+        np.testing.assert_array_equal(shared, own)
+
+
+def test_a_weight_that_was_quantised_is_no_table(cpu: Backend, reference: Backend) -> None:
+    for backend in (cpu, reference):
+        weight = backend.pack(DenseSource(normal(8, 64)), Scheme("int8", 64))
+        with pytest.raises(BackendError, match="f32 or bf16"):
+            backend.table_of(weight)
 
 
 @pytest.mark.parametrize("with_residual", [False, True])

@@ -94,6 +94,7 @@ class PackedWeights:
         self._checkpoint = checkpoint
         self._backend = backend
         self._options = options
+        self._matrices = {job.name for job in inventory.jobs if job.kind == "matrix"}
         self.nbytes = 0
         # Largest first, so that no thread is left alone with a large one at the end.
         jobs = sorted(inventory.jobs, key=lambda job: job.n * job.k, reverse=True)
@@ -102,8 +103,12 @@ class PackedWeights:
             made = list(zip(jobs, pool.map(self._make, jobs), strict=True))
         finally:
             pool.shutdown(cancel_futures=True)
-        self._tables = {job.name: item for job, item in made if isinstance(item, Table)}
-        self._parts = {(job.kind, job.name): item for job, item in made if not isinstance(item, Table)}
+        self._parts = {(job.kind, job.name): item for job, item in made if isinstance(item, tuple)}
+        self._tables = {
+            job.name: item or backend.table_of(self._parts["matrix", job.name][0])
+            for job, item in made
+            if not isinstance(item, tuple)
+        }
         packed = [part for parts in self._parts.values() for part in parts]
         self.nbytes = sum(weight.nbytes for weight in packed) + sum(table.nbytes for table in self._tables.values())
         elements: Counter[str] = Counter()
@@ -125,17 +130,20 @@ class PackedWeights:
         self.nbytes += values.nbytes
         return values
 
-    def _make(self, job: _Job) -> tuple[Weight, ...] | Table:
+    def _make(self, job: _Job) -> tuple[Weight, ...] | Table | None:
+        """None: a table whose values a matrix of that name holds besides, as they are."""
         source = self._checkpoint.source(job.name)
         if job.kind == "table":
-            return self._table(source)
+            return self._table(source, job.name)
         if job.kind == "matrix":
             return (self._pack(source, job.name),)
         ends = np.cumsum(job.ns).tolist()
         return tuple(self._pack(_rows(source, end - n, end), job.name) for n, end in zip(job.ns, ends, strict=True))
 
-    def _table(self, source: WeightSource) -> Table:
+    def _table(self, source: WeightSource, name: str) -> Table | None:
         dtype: Literal["f32", "bf16"] = "f32" if self._options.dtype == "f32" else "bf16"
+        if name in self._matrices and self._scheme(source, name).name == dtype:
+            return None
         if isinstance(source, DenseSource):
             return self._backend.table(source.values, dtype)
         vocab, width = source.shape
@@ -146,9 +154,11 @@ class PackedWeights:
         return self._backend.table(values, dtype)
 
     def _pack(self, source: WeightSource, name: str) -> Weight:
+        return self._backend.pack(source, self._scheme(source, name))
+
+    def _scheme(self, source: WeightSource, name: str) -> Scheme:
         stored = self._checkpoint.config.stored_dtype
-        scheme = choose_scheme(source, self._options, stored, name, self._backend.wide_int8)
-        return self._backend.pack(source, scheme)
+        return choose_scheme(source, self._options, stored, name, self._backend.wide_int8)
 
 
 def _rows(source: WeightSource, start: int, stop: int) -> WeightSource:

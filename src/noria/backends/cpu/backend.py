@@ -65,6 +65,17 @@ class CpuBackend:
             data = _native.table_f32(np.ascontiguousarray(values, np.float32))
         return Table(data.vocab, data.width, data.nbytes, data)
 
+    def table_of(self, weight: Weight) -> Table:
+        """Reads the rows of an f32 or bf16 weight out of its packed form.
+
+        Raises:
+            BackendError: a weight of another scheme.
+        """
+        try:
+            return Table(weight.n, weight.k, 0, _native.table_of(weight.data))
+        except ValueError as error:
+            raise BackendError(str(error)) from error
+
     def new_cache(self, layout: CacheLayout) -> CpuCache:
         """A cache of zeros; the system gives its memory as blocks are first written."""
         return CpuCache(layout)

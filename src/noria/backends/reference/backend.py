@@ -50,6 +50,12 @@ class ReferenceBackend:
         held = np.ascontiguousarray(values, ml_dtypes.bfloat16 if dtype == "bf16" else np.float32)
         return Table(held.shape[0], held.shape[1], held.nbytes, held)
 
+    def table_of(self, weight: Weight) -> Table:
+        """The weight's own values."""
+        if weight.scheme.name not in ("f32", "bf16"):
+            raise BackendError(f"only an f32 or bf16 weight holds its values as they are, got {weight.scheme}")
+        return Table(weight.n, weight.k, 0, weight.data)
+
     def new_cache(self, layout: CacheLayout) -> ReferenceCache:
         """A cache of zeros; the system gives its memory as blocks are first written."""
         return ReferenceCache(layout)
