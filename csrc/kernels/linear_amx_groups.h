@@ -73,6 +73,15 @@ static inline void store_units(char* p, Vi v) { store(reinterpret_cast<float*>(p
 // How far ahead of their use weights are asked for: panels lie one after the other.
 static constexpr int64_t kAmxAhead = 8 << 10;
 
+// Lines to ask for, evenly over the steps of the units that two groups make: many at once would keep others waiting.
+struct AmxAhead {
+  const char* at = nullptr;
+  int lines = 0;  // of a step
+  void ask() {
+    for (int i = 0; i < lines; ++i, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // Step i of a panel → its rows of the four vectors' B tiles, which are `apart` bytes apart. Null: zeros. middle: the int4
 // code of zero, in every byte.
 template <bool kInt4>
@@ -84,7 +93,6 @@ static inline __attribute__((always_inline)) void amx_unpack_step(const char* pa
   for (int v = 0; v < kPanelVectors; ++v, to += apart) {
     const char* at = step + (kInt4 ? v * 64 : tile_offset(chunk, v));
     const Vi unit = panel ? load_units(at) : set1_int(0);
-    if (panel) __builtin_prefetch(at + kAmxAhead, 0, 2);
     if (kInt4) {
       store_units(to, panel ? _mm512_sub_epi8(low_nibbles(unit), middle) : unit);
       store_units(to + 64, panel ? _mm512_sub_epi8(high_nibbles(unit), middle) : unit);
@@ -153,7 +161,7 @@ template <bool kMinimums, bool kQuick> struct AmxLine {
   int64_t x_stride;
   const char* weights;  // B tiles
   struct Scales {
-    Vf of[kUnitTiles];
+    Vf of[kUnitTiles], minimums[kUnitTiles];
   };
 
   template <int j> inline __attribute__((always_inline)) void multiply(const AmxUnit& unit) const {
@@ -185,7 +193,7 @@ template <bool kMinimums, bool kQuick> struct AmxLine {
       const Vi sum = load_units(unit.sums + (first + v) * kTileSums + r * kLanes);
       const Vf value = kQuick ? sub(as_float(sum), set1(kSumStart)) : to_float(sum);
       total[v] = fma(value, mul(x_scale, scales.of[first + v]), total[v]);
-      if (kMinimums) total[v] = fma(load(unit.pair->minimums + (first + v) * kLanes), sum_of_x, total[v]);
+      if (kMinimums) total[v] = fma(scales.minimums[first + v], sum_of_x, total[v]);
     }
   }
 
@@ -211,22 +219,33 @@ template <bool kMinimums, bool kQuick> struct AmxLine {
     if (unit.rows && (j < 4 || unit.two)) multiply<j>(unit);
     if (done == 0 && last.rows) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kUnitTiles; ++i) scales.of[i] = load(last.pair->scales + i * kLanes);
+      for (int i = 0; i < kUnitTiles; ++i) {
+        scales.of[i] = load(last.pair->scales + i * kLanes);
+        if (kMinimums) scales.minimums[i] = load(last.pair->minimums + i * kLanes);
+      }
     }
     convert(done < j ? last : before, 2 * done, scales);
     convert(done < j ? last : before, 2 * done + 1, scales);
   }
 
   inline __attribute__((always_inline)) void steps(const AmxUnit& unit, const AmxUnit& last, const AmxUnit& before,
-                                                   Scales& scales) const {
+                                                   Scales& scales, AmxAhead& ahead) const {
     step<0>(unit, last, before, scales);
+    ahead.ask();
     step<1>(unit, last, before, scales);
+    ahead.ask();
     step<2>(unit, last, before, scales);
+    ahead.ask();
     step<3>(unit, last, before, scales);
+    ahead.ask();
     step<4>(unit, last, before, scales);
+    ahead.ask();
     step<5>(unit, last, before, scales);
+    ahead.ask();
     step<6>(unit, last, before, scales);
+    ahead.ask();
     step<7>(unit, last, before, scales);
+    ahead.ask();
   }
 };
 
@@ -251,8 +270,10 @@ static void amx_grouped_rows(const ProductTile& tile, const AmxGroups& shape) {
   for (int64_t i = 0; i < tile.rows * kPanel; i += kLanes) store(tile.out + i, zero());
   if (kMinimums) amx_scale_sums(tile, x_sums);
 #pragma GCC unroll 8
-  for (int i = 0; i < kUnitTiles; ++i) scales.of[i] = zero();
+  for (int i = 0; i < kUnitTiles; ++i) scales.of[i] = scales.minimums[i] = zero();
   AmxUnit ring[3];
+  const int64_t pair_lines = 2 * tile.group_steps * kStepBytes / 64, pair_steps = blocks.count * kUnitTiles;
+  AmxAhead ahead = {tile.panel, static_cast<int>((pair_lines + pair_steps - 1) / pair_steps)};
   AmxUnit *unit = ring, *last = ring + 1, *before = ring + 2;
   const AmxPair* const end = room.pairs + 3;
   AmxPair* pair = room.pairs;
@@ -262,7 +283,10 @@ static void amx_grouped_rows(const ProductTile& tile, const AmxGroups& shape) {
     unit->rows = 0;
     unit->two = false;
     if (g < shape.groups) {
-      if (block == 0) amx_prepare<kInt4, kMinimums>(tile, shape, g, room.tiles(), *pair);
+      if (block == 0) {
+        amx_prepare<kInt4, kMinimums>(tile, shape, g, room.tiles(), *pair);
+        ahead.at = tile.panel + g * tile.group_steps * kStepBytes + kAmxAhead;
+      }
       const int wanted = blocks.wanted(static_cast<int>(block)), begin = blocks.begin(static_cast<int>(block));
       unit->x = tile.x + begin * tile.x_stride + g * shape.products * shape.width;
       unit->pair = pair;
@@ -283,7 +307,7 @@ static void amx_grouped_rows(const ProductTile& tile, const AmxGroups& shape) {
     } else {
       --left;
     }
-    line.steps(*unit, *last, *before, scales);
+    line.steps(*unit, *last, *before, scales, ahead);
     AmxUnit* free = before;
     before = last;
     last = unit;
