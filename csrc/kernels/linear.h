@@ -48,7 +48,7 @@ inline Product product_of(const PackedWeight& weight) {
 
 // Some rows times one panel.
 struct ProductTile {
-  int rows = 0;                      // 1 … LinearProducts::run_rows
+  int rows = 0;                      // 1 … LinearProducts::tile_rows; any number where it finishes
   const char* x = nullptr;           // first row, in the format of the product
   int64_t x_stride = 0;              // bytes
   const float* x_scales = nullptr;   // [rows][groups], int8 and int4
@@ -62,7 +62,11 @@ struct ProductTile {
   int64_t steps = 0;
   int64_t group_steps = 0;           // steps of a group, int8 and int4
   int64_t groups = 0;
-  float* out = nullptr;              // [rows][64]
+  float* out = nullptr;              // [rows][out_stride]
+  // Others than 64 and null only where LinearProducts::finishes says so: out = product (+ bias) (+ residual).
+  int64_t out_stride = kPanel;
+  const float* bias = nullptr;       // [64]
+  const float* residual = nullptr;   // [rows][out_stride]
   // What to prefetch meanwhile: two streams, `ahead_half` bytes apart, each advancing by `ahead_step` bytes per step.
   const char* ahead = nullptr;
   int64_t ahead_half = 0, ahead_step = 0;
@@ -94,10 +98,24 @@ struct GatedEpilogue {
   int64_t stride = 0;
 };
 
+// Any number of rows times the same 64 outputs of two weights: out = activation(gate + gate_bias) * (up + up_bias).
+struct GatedProductTile {
+  ProductTile gate, up;              // of the same rows; their `out` and what follows it is not used, but for `bias`
+  char* out = nullptr;               // [rows][out_bytes], float32 or bfloat16
+  int64_t out_bytes = 0;
+  bool out_bf16 = false;
+};
+
+struct GatedProducts {
+  void (*silu)(const GatedProductTile& tile);
+  void (*gelu_tanh)(const GatedProductTile& tile);
+};
+
 struct LinearProducts {
   int tile_rows[kProducts];                         // rows of the tallest tile
-  int run_rows[kProducts];                          // rows that `run` takes at most: tiles of them share what they load
+  bool finishes[kProducts];                         // `run` takes any number of rows and what an epilogue would add
   void (*run[kProducts])(const ProductTile& tile);
+  GatedProducts gated[kProducts];                   // null where there is none. The results are those of `run`
   // Where not null: a product of no more than two rows in all is faster so. The results are the same.
   void (*few[kProducts])(const ProductTile& tile);
   // Where not null: so many rows are faster over weights that are unpacked once for all of them. The results are the same.

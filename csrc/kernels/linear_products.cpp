@@ -146,16 +146,22 @@ extern const LinearProducts linear_products;
 #if defined(__AMX_TILE__)
 const LinearProducts linear_products = {
     {kRows, kAmxRows, kInt8Rows, kInt4Rows, kAmxRows / 2},
-    {kRows, kAmxMostRows, kInt8Rows, kInt4Rows, kAmxMostRows},
+    {false, true, false, false, true},
     {&by_rows<F32Tile, kRows>, &amx_bf16, &by_rows<Int8Tile, kInt8Rows>, &by_rows<Int4Tile, kInt4Rows>, &amx_wide},
+    {{},
+     {&amx_gated_bf16<&silu>, &amx_gated_bf16<&gelu_tanh>},
+     {},
+     {},
+     {&amx_gated_wide<&silu>, &amx_gated_wide<&gelu_tanh>}},
     {nullptr, nullptr, nullptr, nullptr, &by_rows<WideTile, kFewRows>},  // vectors read a panel faster than tiles do
     {nullptr, nullptr, &amx_int8, &amx_int4, nullptr},
     &amx_done};
 #else
 const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
-                                        {kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
+                                        {},
                                         {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
                                          &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
+                                        {},
                                         {},
                                         {},
                                         nullptr};

@@ -147,7 +147,8 @@ char* product_room(int64_t bytes) {
 struct PanelProduct {
   ProductTile tile;
   void (*run)(const ProductTile& tile);
-  int tile_rows, run_rows;
+  int tile_rows, run_rows;  // of `run`, where its results go to a tile
+  bool finishes;            // LinearProducts::finishes
 
   PanelProduct(const LinearKernels& kernels, const PackedWeight& weight, int64_t panel, int64_t rows, float* out)
       : tile(panel_tile(weight, panel)) {
@@ -156,7 +157,8 @@ struct PanelProduct {
     const auto few = kernels.products->few[product];
     run = few && rows <= kFewRows ? few : kernels.products->run[product];
     tile_rows = kernels.products->tile_rows[product];
-    run_rows = kernels.products->run_rows[product];
+    finishes = run == kernels.products->run[product] && kernels.products->finishes[product];
+    run_rows = finishes ? kMaxTileRows : tile_rows;
     const ManyRowProducts* many = many_row_products(kernels, weight, rows);
     if (!many) return;
     tile.room = product_room(many->room_bytes(tile));
@@ -224,6 +226,19 @@ void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t
   });
 }
 
+// All rows of a panel at once, without an epilogue.
+void finish_panel(PanelProduct& products, const LinearArgs& args, const Activations& x, int64_t begin, int64_t end,
+                  int64_t column) {
+  const int64_t first = begin * args.out_stride + column;
+  set_rows(products.tile, x, begin, static_cast<int>(end - begin));
+  set_ahead(products, 0, 1);
+  products.tile.out = args.out + first;
+  products.tile.out_stride = args.out_stride;
+  products.tile.bias = args.bias ? args.bias + column : nullptr;
+  products.tile.residual = args.residual ? args.residual + first : nullptr;
+  products.run(products.tile);
+}
+
 void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
   int part = 0;
   int64_t column = 0;  // first output of the part
@@ -244,6 +259,8 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   epilogue.scale = args.scale;
   epilogue.softcap = args.softcap;
   epilogue.stream = column % 16 == 0 && streams(args, x.rows);
+  if (products.finishes && epilogue.columns == kPanel && !epilogue.stream && args.scale == 1.0f && args.softcap == 0.0f)
+    return finish_panel(products, args, x, begin, end, column);
   each_tile(begin, end, products.run_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(products.tile, x, first, rows);
     set_ahead(products, index, count);
@@ -259,7 +276,39 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
 // until so many rows of products have come together.
 constexpr int kGatedRows = 64;
 
+// Whether gate and up are multiplied together, finished by the tiles' idle companions, the vector units; if so, done.
+bool gated_together(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
+  const Product product = product_of(*args.gate);
+  const GatedProducts& gated = kernels.products->gated[static_cast<int>(product)];
+  const auto run = args.activation == Activation::silu ? gated.silu : gated.gelu_tanh;
+  if (!run || product_of(*args.up) != product || args.gate_x != args.up_x || (panel + 1) * kPanel > args.gate->n ||
+      (args.form && args.form_spec.format != Format::bf16))
+    return false;
+  PanelProduct gate(kernels, *args.gate, panel, end - begin, nullptr), up(kernels, *args.up, panel, end - begin, nullptr);
+  if (!gate.finishes) return false;
+  const int64_t column = panel * kPanel;
+  for (PanelProduct* part : {&gate, &up}) {
+    set_rows(part->tile, *args.gate_x, begin, static_cast<int>(end - begin));
+    set_ahead(*part, 0, 1);
+  }
+  GatedProductTile both = {gate.tile, up.tile};
+  both.gate.bias = args.gate_bias ? args.gate_bias + column : nullptr;
+  both.up.bias = args.up_bias ? args.up_bias + column : nullptr;
+  both.out_bf16 = args.form != nullptr;
+  if (args.form) {
+    const RowTarget target = target_at(args.form_spec, *args.form, begin, column);
+    both.out = static_cast<char*>(target.data);
+    both.out_bytes = target.row_bytes;
+  } else {
+    both.out = reinterpret_cast<char*>(args.out + begin * args.out_stride + column);
+    both.out_bytes = args.out_stride * 4;
+  }
+  run(both);
+  return true;
+}
+
 void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
+  if (gated_together(kernels, args, panel, begin, end)) return;
   alignas(64) float gate_product[kGatedRows * kPanel], up_product[kGatedRows * kPanel];
   PanelProduct gate(kernels, *args.gate, panel, end - begin, gate_product);
   PanelProduct up(kernels, *args.up, panel, end - begin, up_product);
