@@ -100,7 +100,6 @@ struct Pool::State {
   alignas(64) std::atomic<uint32_t> done{0};
   alignas(64) std::atomic<uint32_t> step{0};
   std::atomic<bool> stop{false};
-  std::atomic<bool> resting{false};
   std::atomic<int> sleepers{0};
   std::atomic<bool> caller_sleeps{false};
   std::chrono::microseconds spin{0};
@@ -108,7 +107,9 @@ struct Pool::State {
   std::mutex mutex;    // guards falling asleep only
   std::condition_variable wake, finished;
   std::vector<std::thread> workers;
+  // What waiting workers look at all the time: the caller's mutex may not lie in the same cache line.
   alignas(64) std::atomic<const std::vector<Span>*> expected{nullptr};
+  std::atomic<bool> resting{false};
   std::vector<Reader> readers;
 
   // Sequentially consistent, against expect(nullptr): either that sees that this thread looks, or this thread sees null.
