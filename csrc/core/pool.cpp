@@ -86,31 +86,39 @@ void name_this_thread(int thread) {
 
 }  // namespace
 
-// A run is published in one word: its number in the upper half and the tasks not yet taken in the lower one. A thread
-// owns a task once it has lowered that word by one. It can then rely on task, context and count: they are not written
-// again before every taken task is done. A thread that wakes late finds nothing left, and nobody waits for it: the
-// caller waits for tasks, not for threads.
+// A run is published in one word: its number in the upper half and the tasks not yet taken in the lower one, the first being
+// the caller's without that. A thread owns a task once it has lowered that word by one. It can then rely on task, context and
+// count: they are not written again before every taken task is done. A thread that wakes late finds nothing left, and nobody
+// waits for it: the caller waits for tasks, not for threads.
+//
+// A cache line that one thread has written costs another a tenth of a microsecond, as much as a whole small op. So what a
+// waiting worker looks at lies in the one line that says what to do, and the caller's own things where no worker looks.
 struct Pool::State {
-  std::atomic<uint64_t> open{0};
+  alignas(64) std::atomic<uint64_t> open{0};
   Erased task = nullptr;
   void* context = nullptr;
   int64_t first = 0;   // index of the run's first task (runs of over 2^31 tasks are published in pieces)
   uint32_t count = 0;
   uint32_t run_number = 0;
-  alignas(64) std::atomic<uint32_t> done{0};
+  std::atomic<const std::vector<Span>*> expected{nullptr};
+  std::atomic<bool> resting{false};
+
+  alignas(64) std::atomic<uint32_t> done{0};  // tasks that workers have done, of all runs together
+
   alignas(64) std::atomic<uint32_t> step{0};
   std::atomic<bool> stop{false};
   std::atomic<int> sleepers{0};
   std::atomic<bool> caller_sleeps{false};
   std::chrono::microseconds spin{0};
-  std::mutex callers;  // held for a whole run
-  std::mutex mutex;    // guards falling asleep only
+  std::vector<Reader> readers;
+
+  alignas(64) std::mutex callers;  // held for a whole run
+  uint32_t given = 0;              // what `done` is when the workers have done all that they took
+  std::atomic<const std::vector<Span>*> expected_next{nullptr};  // by the next run's threads
+
+  alignas(64) std::mutex mutex;  // guards falling asleep only
   std::condition_variable wake, finished;
   std::vector<std::thread> workers;
-  // What waiting workers look at all the time: the caller's mutex may not lie in the same cache line.
-  alignas(64) std::atomic<const std::vector<Span>*> expected{nullptr};
-  std::atomic<bool> resting{false};
-  std::vector<Reader> readers;
 
   // Sequentially consistent, against expect(nullptr): either that sees that this thread looks, or this thread sees null.
   bool ask_ahead(int thread) {
@@ -124,31 +132,36 @@ struct Pool::State {
 
   static uint32_t left(uint64_t word) { return static_cast<uint32_t>(word); }
 
-  // Takes and runs tasks until none is left.
-  void drain(int thread) {
+  // Takes and runs tasks until none is left; returns how many it ran.
+  uint32_t drain(int thread) {
+    uint32_t ran = 0;
     uint64_t word = open.load(std::memory_order_acquire);
     while (left(word) != 0) {
       if (!open.compare_exchange_weak(word, word - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      const uint32_t all = count;
-      task(context, first + (all - left(word)), thread);
-      // Sequentially consistent, against caller_sleeps: either this thread sees the flag or the caller sees the count.
-      if (done.fetch_add(1) + 1 == all && caller_sleeps.load()) {
-        { std::lock_guard<std::mutex> lock(mutex); }
-        finished.notify_one();
-      }
+      task(context, first + (count - left(word)), thread);
+      ++ran;
       word = open.load(std::memory_order_acquire);
     }
+    return ran;
   }
 
   void loop(int thread) {
     name_this_thread(thread);
     for (;;) {
-      drain(thread);
+      if (const uint32_t ran = drain(thread)) report(ran);
       const uint32_t seen = step.load(std::memory_order_acquire);
       const auto tasks = [&] { return left(open.load(std::memory_order_relaxed)) != 0; };
       spin_until(spin, [&] { return tasks() || resting.load(std::memory_order_relaxed); }, [&] { return ask_ahead(thread); });
       if (!tasks() && !sleep(seen)) return;
     }
+  }
+
+  void report(uint32_t ran) {
+    // Sequentially consistent, against caller_sleeps: either this thread sees the flag or the caller sees the count.
+    done.fetch_add(ran);
+    if (!caller_sleeps.load()) return;
+    { std::lock_guard<std::mutex> lock(mutex); }
+    finished.notify_one();
   }
 
   // Sleeps until there are tasks or a step after `seen` has begun. False when the pool closes.
@@ -174,17 +187,25 @@ struct Pool::State {
     context = new_context;
     first = new_first;
     count = new_count;
-    done.store(0, std::memory_order_relaxed);
-    open.store(static_cast<uint64_t>(++run_number) << 32 | new_count);
+    expected.store(expected_next.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    open.store(static_cast<uint64_t>(++run_number) << 32 | (new_count - 1));
     wake_sleepers(new_count - 1);
   }
 
+  // Runs `new_count` tasks together with the workers.
+  void run(Erased new_task, void* new_context, int64_t new_first, uint32_t new_count) {
+    publish(new_task, new_context, new_first, new_count);
+    new_task(new_context, new_first, 0);
+    given += new_count - 1 - drain(0);
+    wait();
+  }
+
   void wait() {
-    const auto ready = [&] { return done.load(std::memory_order_acquire) == count; };
+    const auto ready = [&] { return done.load(std::memory_order_acquire) == given; };
     if (spin_until(spin, ready, [&] { return ask_ahead(0); })) return;
     std::unique_lock<std::mutex> lock(mutex);
     caller_sleeps.store(true);
-    finished.wait(lock, [&] { return done.load() == count; });
+    finished.wait(lock, [&] { return done.load() == given; });
     caller_sleeps.store(false);
   }
 };
@@ -217,7 +238,9 @@ void Pool::begin_step() {
 }
 
 void Pool::expect(const std::vector<Span>* reads) {
-  if (reads) return state_->expected.store(reads, std::memory_order_release);
+  if (reads) return state_->expected_next.store(reads, std::memory_order_relaxed);
+  std::lock_guard<std::mutex> turn(state_->callers);  // no run hands them on meanwhile
+  state_->expected_next.store(nullptr, std::memory_order_relaxed);
   state_->expected.store(nullptr);
   for (const Reader& reader : state_->readers)
     while (reader.looks.load()) pause();
@@ -231,11 +254,8 @@ void Pool::run_erased(int64_t count, Erased task, void* context) {
     return;
   }
   constexpr int64_t kMost = int64_t{1} << 31;
-  for (int64_t first = 0; first < count; first += kMost) {
-    s.publish(task, context, first, static_cast<uint32_t>(count - first < kMost ? count - first : kMost));
-    s.drain(0);
-    s.wait();
-  }
+  for (int64_t first = 0; first < count; first += kMost)
+    s.run(task, context, first, static_cast<uint32_t>(count - first < kMost ? count - first : kMost));
 }
 
 }  // namespace noria

@@ -39,8 +39,8 @@ class Pool {
   // idle, instead of taking the caller's.
   void rest();
 
-  // What each thread will read next, [threads()] lists: while a thread waits for the others or for the next run, it asks for
-  // that into its second-level cache. Only a hint. The lists must stay as they are until others are set, null being none;
+  // What each thread will read after the next run, [threads()] lists: while it waits for the others or for another run, it asks
+  // for that into its second-level cache. Only a hint. The lists must stay as they are until others are set, null being none;
   // with null, no thread looks at the last ones any more when this returns.
   void expect(const std::vector<Span>* reads);
 
