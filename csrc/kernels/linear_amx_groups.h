@@ -74,7 +74,7 @@ static inline void store_units(char* p, Vi v) { store(reinterpret_cast<float*>(p
 static constexpr int64_t kAmxAhead = 8 << 10;
 
 // Lines to ask for, evenly over the steps of the units that two groups make: many at once would keep others waiting.
-struct AmxAhead {
+struct AmxAsked {
   const char* at = nullptr;
   int lines = 0;  // of a step
   void ask() {
@@ -229,7 +229,7 @@ template <bool kMinimums, bool kQuick> struct AmxLine {
   }
 
   inline __attribute__((always_inline)) void steps(const AmxUnit& unit, const AmxUnit& last, const AmxUnit& before,
-                                                   Scales& scales, AmxAhead& ahead) const {
+                                                   Scales& scales, AmxAsked& ahead) const {
     step<0>(unit, last, before, scales);
     ahead.ask();
     step<1>(unit, last, before, scales);
@@ -273,7 +273,7 @@ static void amx_grouped_rows(const ProductTile& tile, const AmxGroups& shape) {
   for (int i = 0; i < kUnitTiles; ++i) scales.of[i] = scales.minimums[i] = zero();
   AmxUnit ring[3];
   const int64_t pair_lines = 2 * tile.group_steps * kStepBytes / 64, pair_steps = blocks.count * kUnitTiles;
-  AmxAhead ahead = {tile.panel, static_cast<int>((pair_lines + pair_steps - 1) / pair_steps)};
+  AmxAsked ahead = {tile.panel, static_cast<int>((pair_lines + pair_steps - 1) / pair_steps)};
   AmxUnit *unit = ring, *last = ring + 1, *before = ring + 2;
   const AmxPair* const end = room.pairs + 3;
   AmxPair* pair = room.pairs;
