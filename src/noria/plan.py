@@ -18,8 +18,12 @@ Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 
+_NONE: Int32 = np.empty(0, np.int32)
+_NO_PAIRS: Int32 = np.empty((0, 2), np.int32)
+
+
 def _empty() -> Int32:
-    return np.empty(0, np.int32)
+    return _NONE
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,7 +66,7 @@ class StepPlan:
     admitted: tuple[Admission, ...] = ()
     append_slots: Int32 = field(default_factory=_empty)
     append_blocks: Int32 = field(default_factory=_empty)
-    copies: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    copies: Int32 = field(default_factory=lambda: _NO_PAIRS)
     released: Int32 = field(default_factory=_empty)
     prompt_logprobs: tuple[int, ...] = ()
     repeats: bool = False
@@ -70,7 +74,7 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         """Tokens computed by this step."""
-        return int(self.counts.sum())
+        return int(np.add.reduce(self.counts))
 
 
 @dataclass(slots=True, frozen=True)

@@ -25,6 +25,8 @@ class Running:
         capacity: [slots] tokens that fit the block table.
         requests: [slots] who has the slot.
         changes: how often a request has come or gone.
+
+    `computed` and `known` are up to date after `settle`: while steps repeat, nobody reads them.
     """
 
     def __init__(self, slots: int) -> None:
@@ -36,6 +38,7 @@ class Running:
         self.capacity = np.zeros(slots, np.int32)
         self.requests: list[Request | None] = [None] * slots
         self.changes = 0
+        self._repeated = 0  # tokens of every request that `computed` and `known` lack
         self._free = list(range(slots - 1, -1, -1))
         self._order: list[tuple[Key, int]] = []
         self._slots: Int32 | None = None
@@ -88,7 +91,19 @@ class Running:
         self.changes += 1
         return slot
 
+    def repeat(self) -> None:
+        """A token more of every request is computed, and one known."""
+        self._repeated += 1
+
+    def settle(self) -> None:
+        """Brings the lengths up to date."""
+        if self._repeated:
+            self.computed[self.slots] += self._repeated
+            self.known[self.slots] += self._repeated
+            self._repeated = 0
+
     def remove(self, slot: int, key: Key) -> None:
+        self.settle()
         self.requests[slot] = None
         self._free.append(slot)
         del self._order[bisect_left(self._order, (key, slot))]

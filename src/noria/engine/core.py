@@ -173,7 +173,8 @@ class EngineCore:
         except Exception as error:
             raise EngineError(f"step {oldest.plan.step} failed: {error}") from error
         collected = self._clock()
-        self._forecast.learn(oldest.plan, collected - self._began)
+        if self._depth > 1:  # otherwise no step is planned ahead of a time that would have to be known
+            self._forecast.learn(oldest.plan, collected - self._began)
         self._began = collected
         self._scheduler.update(oldest, result, collected, self._outputs)
         return self._clock() - collected

@@ -109,12 +109,10 @@ def _repeats(running: Running, slots: Int32, block_size: int) -> int:
 def repeat(flight: Flight, running: Running) -> Flight:
     """The step after one that can be repeated; what `launch` would make of it."""
     plan = flight.plan
-    starts = running.computed[plan.slots]
-    ends = starts + 1
-    running.computed[plan.slots] = ends
-    running.known[plan.slots] = ends + 1
-    single = plan.repeats or len(starts) == plan.tokens
-    counts = plan.counts if single else np.ones(len(starts), np.int32)
+    running.repeat()
+    single = plan.repeats or len(plan.slots) == plan.tokens
+    counts = plan.counts if single else np.ones(len(plan.slots), np.int32)
+    starts = plan.starts + plan.counts
     again = StepPlan(plan.step + 1, plan.slots, starts, counts, plan.sample, repeats=single)
     return Flight(again, flight.sampled, [], {}, 0, flight.repeats - 1, flight.changes)
 

@@ -141,6 +141,7 @@ class Scheduler:
             self.step += 1
             self._last = repeat(last, self.running)
             return self._last
+        self.running.settle()
         draft = self._continue()
         if not draft.preempted and len(self.waiting):
             self._admit(draft, now, outputs)
