@@ -328,8 +328,8 @@ template <bool kInt4> static void amx_grouped(const ProductTile& tile) {
   else quick ? amx_grouped_rows<kInt4, false, true>(tile, shape) : amx_grouped_rows<kInt4, false, false>(tile, shape);
 }
 
-static const ManyRowProducts amx_int8 = {8, kGroupedRows, &amx_room_bytes<false>, &amx_grouped<false>};
-static const ManyRowProducts amx_int4 = {8, kGroupedRows, &amx_room_bytes<true>, &amx_grouped<true>};
+static const ManyRowProducts amx_int8 = {13, kGroupedRows, &amx_room_bytes<false>, &amx_grouped<false>};
+static const ManyRowProducts amx_int4 = {7, kGroupedRows, &amx_room_bytes<true>, &amx_grouped<true>};
 
 }  // namespace noria::NORIA_ISA
 
