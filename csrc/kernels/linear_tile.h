@@ -38,6 +38,10 @@ template <int R, int apart> static inline void prefetch(const char* w, Ahead& ah
   } else {
     __builtin_prefetch(ahead.at, 0, 2);
     __builtin_prefetch(ahead.at + ahead.half, 0, 2);
+    if (ahead.step == kStepBytes) {  // whole steps: neighbouring lines do not come by themselves where memory is the limit
+      __builtin_prefetch(ahead.at + 64, 0, 2);
+      __builtin_prefetch(ahead.at + ahead.half + 64, 0, 2);
+    }
     ahead.at += ahead.step;
   }
 }
