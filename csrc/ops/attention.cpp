@@ -11,6 +11,9 @@
 
 namespace noria {
 
+// Tasks that a thread takes at once: few enough that the last ones end nearly together.
+static constexpr int64_t kRunsPerThread = 16, kMostTasks = 8;
+
 namespace {
 
 struct Step {
@@ -195,25 +198,28 @@ void grow(Buffer& buffer, int64_t bytes) {
   if (static_cast<int64_t>(buffer.bytes()) < bytes) buffer = Buffer(static_cast<size_t>(bytes + bytes / 4));
 }
 
-// Runs the prefix tasks and then `tasks`. A thread takes several neighbouring tasks at once, so that it knows what to
-// fetch ahead.
+// Runs the prefix tasks and then `tasks`. A thread takes several neighbouring tasks at once, and each fetches the first
+// keys of the next, whoever will run it: nearly always the same thread.
 void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTask>& prefix_tasks,
                const std::vector<AttentionTask>& tasks, char* memory, int64_t each) {
   const int64_t prefixes = static_cast<int64_t>(prefix_tasks.size()), count = static_cast<int64_t>(tasks.size());
-  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * 8), 1, 16), runs = (count + run - 1) / run;
-  const auto run_some = [&](int64_t index, int thread) {
-    const int64_t first = index * run, end = std::min(first + run, count);
+  const auto run_some = [&](int64_t first, int64_t end, int64_t last, int thread) {
     for (int64_t i = first; i < end; ++i)
-      run_task(step, tasks[static_cast<size_t>(i)], i + 1 < end ? &tasks[static_cast<size_t>(i) + 1] : nullptr,
+      run_task(step, tasks[static_cast<size_t>(i)], i + 1 < last ? &tasks[static_cast<size_t>(i) + 1] : nullptr,
                memory + thread * each);
   };
+  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * kRunsPerThread), 1, kMostTasks);
   if (prefixes == 0) {  // tasks ascend in tokens: each thread begins with those of its own rows
     const int owners = owners_of(pool, step.batch.tokens);
-    const int64_t share = (runs + owners - 1) / owners;
-    return run_owned(pool, owners, share, [&](int owner, int64_t item, int thread) { run_some(owner * share + item, thread); });
+    const int64_t runs = ((count + owners - 1) / owners + run - 1) / run;
+    return run_owned(pool, owners, runs, [&](int owner, int64_t item, int thread) {
+      const int64_t first = count * owner / owners, last = count * (owner + 1) / owners;
+      run_some(first + item * run, std::min(first + (item + 1) * run, last), last, thread);
+    });
   }
-  pool.run(prefixes + runs, [&](int64_t index, int thread) {
-    if (index >= prefixes) return run_some(index - prefixes, thread);
+  pool.run(prefixes + (count + run - 1) / run, [&](int64_t index, int thread) {
+    const int64_t first = (index - prefixes) * run;
+    if (first >= 0) return run_some(first, std::min(first + run, count), count, thread);
     run_prefix(step, prefix_tasks[static_cast<size_t>(index)], memory + thread * each);
   });
 }
