@@ -59,14 +59,15 @@ struct Work {
 #endif
 #ifdef NORIA_AMX_ATTENTION
     tile.offsets = take<int32_t>(rows * 16);
-    for (int32_t*& sums : tile.sums) sums = take<int32_t>(kTileVectors * 2 * kTileInts);
+    tile.sums = take<int32_t>(kTileVectors * 2 * kTileInts);
+    tile.scaled = take<float>(kBlockRows * kTile);
     tile.products = take<int32_t>(4 * kTileInts);
     tile.scales = take<float>(kSegmentTiles * 3 * kTile);
     tile.staged = take<char>(int64_t{kAttentionSegment} * 2 * stride);
 #endif
 #ifdef NORIA_AMX_BF16_ATTENTION
     half_q = {take<uint16_t>(rows * job.cache.head_dim), take<uint16_t>(rows * job.cache.head_dim)};
-    half_weights = {reinterpret_cast<uint16_t*>(tile.sums[0]), reinterpret_cast<uint16_t*>(tile.sums[0]) + 16 * kTile};
+    half_weights = {reinterpret_cast<uint16_t*>(tile.sums), reinterpret_cast<uint16_t*>(tile.sums) + 16 * kTile};
 #endif
   }
 
@@ -365,7 +366,8 @@ template <class T> static void begin_rows(const AttentionJob& job, const Work& w
 }
 
 #ifdef NORIA_AMX_ATTENTION
-// Copies a tile to where all rows will read it. Of tokens and dims that do not exist anything may be left: they meet zeros.
+// Copies a tile's values to where all rows will read them; keys are read where they lie. Of tokens and dims that do not
+// exist anything may be left: they meet zeros.
 static void stage(const AttentionJob& job, int first, const Work& work, int index, StagedTile& out) {
   const int dim = job.cache.head_dim, key_words = dim / 4;
   const int64_t key_bytes = work.q.stride * 16, row = int64_t{dim} * 4, stride = padded_dim(dim) * 4;
@@ -377,12 +379,10 @@ static void stage(const AttentionJob& job, int first, const Work& work, int inde
   out.scales = {scales, scales + kTile, scales + 2 * kTile, 0};
   gather_scales(tile, scales);
   prepare_scales(out.scales);
-  out.keys = work.tile.staged + index * kTile * 2 * work.q.stride;
-  out.values = out.keys + kTileVectors * key_bytes;
-  if (job.cache.block_shift == 3) join_runs(tile, key_words, reinterpret_cast<char*>(work.values));
-  for (int v = 0; v * kLanes < tile.tokens; ++v)
-    for (int64_t at = 0; at < key_words * 64; at += 64)
-      store(reinterpret_cast<float*>(out.keys + v * key_bytes + at), load(reinterpret_cast<const float*>(tile.keys[v] + at)));
+  char* keys = work.tile.staged + index * kTile * 2 * work.q.stride;
+  out.values = keys + kTileVectors * key_bytes;
+  if (job.cache.block_shift == 3) join_runs(tile, key_words, keys);
+  for (int v = 0; v < kTileVectors; ++v) out.keys[v] = tile.keys[v];
   for (int quad = 0; quad * 4 < tile.tokens; ++quad)
     for (int64_t at = 0; at < row; at += 64)
       store(reinterpret_cast<float*>(out.values + weight_quad(quad) * stride + at),
@@ -483,10 +483,10 @@ static void fold(float* maximum, float* sum, float* accumulated, const float* ne
 }
 
 static void finish(const float* accumulated, const float* sum, float* out, int head_dim) {
-  const Vf total = set1(reduce_add(load(sum)));
+  const Vf inverse = set1(1.0f / reduce_add(load(sum)));
   for (int i = 0; i < head_dim; i += kLanes) {
     // Adding zero turns -0 into 0: whether an underflow left one may depend on tokens whose weight was zero.
-    const Vf x = add(div(load(accumulated + i), total), zero());
+    const Vf x = add(mul(load(accumulated + i), inverse), zero());
     if (head_dim - i >= kLanes) store(out + i, x);
     else store_partial(out + i, x, head_dim - i);
   }

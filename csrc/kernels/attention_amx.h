@@ -17,17 +17,18 @@ static constexpr int kSegmentTiles = kAttentionSegment / kAttentionTile;
 
 // Registers: 0, 1 bytes of q or of weights, high and low; 2, 3 keys or values in turn; 4 … 7 two pairs of sums in turn.
 
-// A segment's tile, copied once for all rows.
+// A segment's tile. Its values are copied once for all rows.
 struct StagedTile {
   int first, tokens;
   TileScales scales;
-  char* keys;    // [kTileVectors][stride / 4][16] words
-  char* values;  // [16][padded head_dim] words, in the order of weight_quad
+  const char* keys[kTileVectors];  // [stride / 4][16] words
+  char* values;                    // [16][padded head_dim] words, in the order of weight_quad
 };
 
 struct TileWork {
   int32_t* offsets;   // [rows][16] ByteQueries::offset in every column
-  int32_t* sums[2];   // [kTileVectors][high, low][16][16] of this tile and of the next; then scores, in place of `high`
+  int32_t* sums;      // [kTileVectors][high, low][16][16] of the tile that comes next
+  float* scaled;      // [16][kAttentionTile] of a tile: what scale_sums makes of its sums
   int32_t* products;  // [2][high, low][16][16] of values
   char* staged;       // room for a segment's tiles
   float* scales;
@@ -55,7 +56,7 @@ static inline void configure_tiles(int rows) {
 // loads, products and stores are told apart, to be spread over other work.
 struct KeySums {
   const TileJob& tiles;
-  const char* keys;  // of a staged tile; null: there is none
+  const char* const* keys;  // of a staged tile; null: there is none
   int row;
   int32_t* sums;
 
@@ -67,7 +68,7 @@ struct KeySums {
     tile_load<c + 1>(tiles.work.offsets + row * 16, 64);
     if (!one_step()) return;
     if (v == 0) load_queries(0);
-    tile_load<b>(keys + v * tiles.q.stride * 16, 64);
+    tile_load<b>(keys[v], 64);
   }
   template <int v> void multiply() const {
     if (!keys) return;
@@ -75,7 +76,7 @@ struct KeySums {
     for (int64_t at = 0; at < tiles.q.stride; at += 64) {
       if (!one_step()) {
         load_queries(at);
-        tile_load<b>(keys + (v * tiles.q.stride + at) * 16, 64);
+        tile_load<b>(keys[v] + at * 16, 64);
       }
       tile_dot_su<c, 0, b>();
       tile_dot_su<c + 1, 1, b>();
@@ -119,7 +120,6 @@ struct RowBlock {
   int row, rows;  // in the job
   int lowest, highest;  // position of a row
   const StagedTile* tile;
-  int32_t* sums;
   BlockState state;
   Vf most[kBlockRows];
 
@@ -131,7 +131,7 @@ struct RowBlock {
 };
 
 template <bool kAll> static inline void scale_row(const TileJob& tiles, int r, RowBlock& block) {
-  int32_t* sums = block.sums + r * 16;
+  const int32_t* sums = tiles.work.sums + r * 16;
   const auto sum = [&](int v) {
     const int32_t* at = sums + v * 2 * kTileInts;
     return join_bytes(_mm512_loadu_si512(at), _mm512_loadu_si512(at + kTileInts));
@@ -140,8 +140,8 @@ template <bool kAll> static inline void scale_row(const TileJob& tiles, int r, R
   const float query_scale = tiles.q.scale[block.row + r];
   const uint64_t seen = kAll ? ~uint64_t{0} : seen_positions(job, block.row + r, block.tile->first, block.tile->tokens);
   block.state.seen[r] = seen;
-  block.most[r] = scale_sums<!kAll>(job, query_scale, block.tile->scales, seen, sum, reinterpret_cast<float*>(sums),
-                                    2 * kTileInts);
+  block.most[r] = scale_sums<!kAll>(job, query_scale, block.tile->scales, seen, sum,
+                                    tiles.work.scaled + r * kAttentionTile, kLanes);
 }
 
 static inline void scale_rows(const TileJob& tiles, bool all, int from, int to, RowBlock& block) {
@@ -172,7 +172,7 @@ static inline void finish_scaling(const TileJob& tiles, RowBlock& block) {
 }
 
 static inline void weigh_block_row(const TileJob& tiles, int r, RowBlock& block) {
-  weigh_seen(block.tile->scales, reinterpret_cast<const float*>(block.sums + r * 16), 2 * kTileInts, r, block.state,
+  weigh_seen(block.tile->scales, tiles.work.scaled + r * kAttentionTile, kLanes, r, block.state,
              tiles.job.sum + (block.row + r) * kSumLanes, tiles.weights, r);
 }
 
@@ -252,7 +252,7 @@ static inline void attend_rows(const TileJob& tiles, int row, int rows, const St
   const AttentionJob& job = tiles.job;
   for (int i = 0; i < 2; ++i) {
     RowBlock& block = blocks[i];
-    block.row = row, block.rows = rows, block.sums = tiles.work.sums[i];
+    block.row = row, block.rows = rows;
     block.lowest = block.highest = job.positions[row];
     for (int r = 0; r < rows; ++r) {
       const int position = job.positions[row + r];
@@ -262,14 +262,14 @@ static inline void attend_rows(const TileJob& tiles, int row, int rows, const St
     }
   }
   blocks[0].tile = staged;
-  KeySums{tiles, staged->keys, row, blocks[0].sums}.all();
+  KeySums{tiles, staged->keys, row, tiles.work.sums}.all();
   scale_rows(tiles, blocks[0].sees_all(job), 0, rows, blocks[0]);
   finish_scaling(tiles, blocks[0]);
   for (int i = 0; i < count; ++i) {
     RowBlock &block = blocks[i % 2], &next = blocks[(i + 1) % 2];
     next.tile = staged + i + 1;
     meanwhile(i);
-    advance(tiles, {tiles, i + 1 < count ? next.tile->keys : nullptr, row, next.sums}, block, next);
+    advance(tiles, {tiles, i + 1 < count ? next.tile->keys : nullptr, row, tiles.work.sums}, block, next);
   }
 }
 

@@ -9,6 +9,7 @@
 // `gain` brings a tile's sums to the level of the rows' maximum.
 #pragma once
 #include "kernels/attention_tile.h"
+#include "kernels/quantise.h"
 
 #if defined(__AVX512VNNI__)
 #define NORIA_INTEGER_ATTENTION 1
@@ -51,13 +52,19 @@ static inline void split_query(const float* q, int dim, int row, const ByteQueri
   const Vf inverse = set1(usable ? 32639.0f / largest : 0.0f);  // 127 * 256 + 127
   Vi sum = set1_int(0);
   int8_t *to_high = out.high + row * out.stride, *to_low = out.low + row * out.stride;
-  for (int i = 0; i < out.stride; i += kLanes) {
-    const int n = dim - i < 0 ? 0 : dim - i < kLanes ? dim - i : kLanes;
-    const Vi code = to_int(mul(load_partial(q + i, n), inverse));
-    const Vi high = _mm512_srai_epi32(add_int(code, set1_int(128)), 8);
-    store_low8(to_high + i, high);
-    store_low8(to_low + i, _mm512_sub_epi32(code, shift_left<8>(high)));
-    sum = add_int(sum, code);
+  for (int i = 0; i < out.stride; i += 64) {
+    Vi high[4], low[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const int left = dim - i - v * kLanes;
+      const Vf x = left >= kLanes ? load(q + i + v * kLanes) : load_partial(q + i + v * kLanes, left > 0 ? left : 0);
+      const Vi code = to_int(mul(x, inverse));
+      high[v] = _mm512_srai_epi32(add_int(code, set1_int(128)), 8);
+      low[v] = _mm512_sub_epi32(code, shift_left<8>(high[v]));
+      sum = add_int(sum, code);
+    }
+    _mm512_storeu_si512(to_high + i, pack_codes(high[0], high[1], high[2], high[3]));
+    _mm512_storeu_si512(to_low + i, pack_codes(low[0], low[1], low[2], low[3]));
   }
   out.offset[row] = -128 * reduce_add_int(sum);
   out.scale[row] = usable ? largest / 32639.0f : 0.0f;
@@ -133,18 +140,22 @@ struct alignas(64) BlockState {
 };
 
 // 2^x for x <= 0 within 3e-6, and for x slightly above; a row's vectors at once, step by step, so that they overlap. What
-// scalef takes of x is its floor. Powers below 2^-100 count as that: their code is zero, and subnormal numbers are slow.
+// scalef takes of x is its floor. Powers below 2^-100 count as 0: so does their code, and subnormal numbers are slow.
 static inline void weight_powers(Vf* x, Vf* p) {
   Vf r[kTileVectors];
 #define NORIA_STEP(statement) _Pragma("GCC unroll 4") for (int v = 0; v < kTileVectors; ++v) statement
-  NORIA_STEP(x[v] = max(set1(-100.0f), x[v]);)
   NORIA_STEP(r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);)
   NORIA_STEP(p[v] = fma(set1(1.3534167996e-2f), r[v], set1(5.2011461076e-2f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(2.4144275611e-1f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(6.9300383479e-1f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(1.0000025933f));)
-  NORIA_STEP(p[v] = _mm512_scalef_ps(p[v], x[v]);)
+  NORIA_STEP(p[v] = _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x[v], set1(-100.0f), _CMP_GT_OQ), p[v], x[v]);)
 #undef NORIA_STEP
+}
+
+// A product of at most kWeightCodes, rounded to an integer: the low bits of a sum whose floats are as far apart as those.
+static inline Vi weight_code(Vf power, Vf factor) {
+  return and_int(as_int(fma(power, factor, set1(0x1p23f))), set1_int(0xffff));
 }
 
 static inline void smallest_factor(float largest, float& inverse, float& factor) {
@@ -242,7 +253,7 @@ static inline void weigh_row(const TileScales& scales, const float* scaled, int 
   for (int v = 0; v < kTileVectors; ++v) {
     if (kSome) p[v] = _mm512_maskz_mov_ps(lanes_of(seen, v), p[v]);
     const Vf factors = kSome ? mul(load(scales.values + v * kLanes), set1(inverse)) : load(scales.weights + v * kLanes);
-    codes[v] = to_int(mul(p[v], factors));
+    codes[v] = weight_code(p[v], factors);
   }
   const Vf total = add(add(p[0], p[1]), add(p[2], p[3]));
   split_weights(codes, high, low);

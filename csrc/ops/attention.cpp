@@ -12,7 +12,7 @@
 namespace noria {
 
 // Tasks that a thread takes at once: few enough that the last ones end nearly together.
-static constexpr int64_t kRunsPerThread = 16, kMostTasks = 8;
+static constexpr int64_t kRunsPerThread = 32, kMostTasks = 8;
 
 namespace {
 
@@ -97,6 +97,15 @@ void add_rows(const Step& step, int32_t kv_head, int64_t first, int64_t tokens, 
   }
 }
 
+// Asks for the queries of the task to come: another thread may have written them.
+void fetch_rows(const Step& step, const AttentionTask& task) {
+  const int64_t first = step.batch.query_starts[task.sequence] + task.token;
+  for (int64_t t = first; t < first + task.tokens; ++t) {
+    const float* q = step.args.q + token_offset(step, task.kv_head, t);
+    for (int64_t i = 0; i < step.group * step.dim; i += 16) __builtin_prefetch(q + i, 0, 2);
+  }
+}
+
 AttentionJob new_job(const Step& step, int32_t kv_head, const Memory& memory, int64_t rows) {
   AttentionJob job;
   job.cache = step.cache.units(step.layer, kv_head);
@@ -145,6 +154,7 @@ void run_task(const Step& step, const AttentionTask& task, const AttentionTask* 
   const Memory memory(step, thread_memory, rows);
   int64_t added = 0;
   add_rows(step, task.kv_head, step.batch.query_starts[task.sequence] + task.token, task.tokens, memory, added);
+  if (after) fetch_rows(step, *after);
   AttentionJob job = new_job(step, task.kv_head, memory, rows);
   const Softmax total(step, memory.total, rows), part(step, memory.part, rows);
   const AttentionPrefix* prefix = prefix_of(step, task);

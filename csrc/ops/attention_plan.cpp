@@ -3,7 +3,7 @@
 namespace noria {
 
 static constexpr int kFewerRows = 48;   // query rows of a task (or the heads of one token) where tasks are few
-static constexpr int kRows = 96;        // most query rows of a task elsewhere: keys and values are fetched less often
+static constexpr int kRows = 144;       // most query rows of a task elsewhere: keys and values are fetched less often
 static constexpr int kFewRows = 24;     // so many rows of a sequence, or one token's, may join others
 static constexpr int kWorth = 256;      // key positions saved by sharing, in all, that pay for another round of tasks
 
@@ -127,8 +127,10 @@ struct Planner {
     const int run = std::max(1, (threads > 1 && many < threads * 8 ? kFewerRows : kRows) / group);
     for (int32_t s = 0; s < batch.seqs; ++s) {
       const int32_t prefix = prefix_of[static_cast<size_t>(s)], count = tokens(s);
-      for (int32_t h = 0; h < cache.kv_heads; ++h) {  // a head's keys and values stay in the cache for all tokens
-        for (int t = 0; t < count; t += run) {
+      // A head's keys and values stay in the cache for all tokens. The last come first: what one thread may be left alone
+      // with is then short.
+      for (int32_t h = 0; h < cache.kv_heads; ++h) {
+        for (int t = (count - 1) / run * run; count > 0 && t >= 0; t -= run) {
           AttentionTask task{s, h, t, std::min(run, count - t), 0, 0, -1, prefix, row_of[static_cast<size_t>(s)]};
           task.first_segment = begin(task) / kAttentionSegment;
           task.last_segment = (end(task) - 1) / kAttentionSegment + 1;
