@@ -236,6 +236,21 @@ def test_requests_that_wait_cost_a_step_nothing():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_only_a_step_of_another_thread_is_launched_ahead(depth):
+    driver = Driver(depth=depth)
+    driver.submit(1, PROMPT, max_tokens=1)
+    driver.run()
+    assert not driver.core.may_launch
+    driver.submit(2, PROMPT)
+    assert driver.core.may_launch == (depth > 1)
+    driver.core.launch()
+    assert len(driver.executor.results) == depth - 1
+    assert not driver.core.may_launch
+    driver.run()
+    assert driver.tokens(2) == answer()[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 def test_steps_in_which_nothing_changes_are_marked_as_repeats(depth):
     driver = Driver(depth=depth)
     driver.submit(1, PROMPT, max_tokens=14)

@@ -136,13 +136,16 @@ class EngineCore:
         counters.plan_seconds += planned - began + updating
         return self._say()
 
+    @property
+    def may_launch(self) -> bool:
+        """Whether the next step might be submitted before what the last one brought is sent, which would else hold it
+        up. Not one that the caller's own thread will compute: whoever reads can then begin while it is planned, with
+        nothing else for the other processors to do."""
+        return self._depth > 1 and not self._flights and bool(self._scheduler.requests)
+
     def launch(self) -> None:
-        """Plans and submits the next step if none runs and it need not wait: to be called before what the last one
-        brought is sent, which would else hold it up. A step that the caller's own thread will compute stays unplanned:
-        whoever reads can then begin while it is planned, with nothing else for the other processors to do."""
-        if self._depth == 1 or self._flights or not self._scheduler.requests:
-            return
-        if self._scheduler.delay(self._clock()) > 0.0:
+        """Plans and submits the next step, if it may and need not wait."""
+        if not self.may_launch or self._scheduler.delay(self._clock()) > 0.0:
             return
         began = self._clock()
         _, planned = self._plan(began)

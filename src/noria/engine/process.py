@@ -78,9 +78,10 @@ def run(core: EngineCore, mailbox: Messages) -> None:
             unchecked = True
             outputs = core.step()
             if outputs is not None:
-                _receive(core, mailbox, 0.0)
-                if not core.stopped:
-                    core.launch()
+                if core.may_launch:
+                    _receive(core, mailbox, 0.0)
+                    if not core.stopped:
+                        core.launch()
                 mailbox.send(outputs)
         elif unchecked and not heard:
             unchecked = False
