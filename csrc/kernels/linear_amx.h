@@ -52,17 +52,21 @@ static void amx_done() {
 // What is asked for meanwhile, from `at` to `end`: the next panel by several passes, or, where there is one pass only, the panel
 // itself a little ahead of its use.
 struct AmxAhead {
-  const char *at, *end;
+  const char *at, *due, *end;
   int64_t apart = 0, step;  // bytes to a second panel, if not zero; bytes per chunk
 
-  AmxAhead(const ProductTile& tile, int64_t passes) : at(tile.ahead) {
+  AmxAhead(const ProductTile& tile, int64_t passes) : at(tile.ahead), due(at) {
     const bool shared = tile.ahead_half >= kChunkSteps * tile.ahead_step;
     const int64_t bytes = shared ? 2 * tile.ahead_half : tile.panel_bytes, chunks = tile.panel_bytes / kChunkBytes;
     end = at + bytes;
     step = shared ? (bytes / (passes * chunks) + 63) / 64 * 64 : kChunkBytes;
   }
-  inline __attribute__((always_inline)) void chunk() {
-    const char* stop = end - at < step ? end : at + step;
+  inline __attribute__((always_inline)) void chunk() { ask(step); }
+  // A fourth of it: many lines at once would keep a tile's own loads waiting.
+  inline __attribute__((always_inline)) void quarter() { ask(step / 4); }
+  inline __attribute__((always_inline)) void ask(int64_t bytes) {
+    due += bytes;
+    const char* stop = due < end ? due : end;
     for (; at < stop; at += 64) {
       __builtin_prefetch(at, 0, 2);
       if (apart) __builtin_prefetch(at + apart, 0, 2);
@@ -119,14 +123,17 @@ static void amx_flat(const char* x, int64_t x_stride, const AmxUnits& units, int
   sink.begin(units.chunks);
   for (int64_t i = 0; i < units.chunks; ++i, x += 64) {
     const int64_t at = units.offset(i, unit), next = units.offset(i, unit + 1);
-    ahead.chunk();
     tile_load<4>(x, x_stride);
+    ahead.quarter();
     tile_load<6>(units.left + at, 64);
     Dot::template dot<0, 4, 6>();
+    ahead.quarter();
     tile_load<7>(units.right + at, 64);
     Dot::template dot<1, 4, 7>();
+    ahead.quarter();
     tile_load<6>(units.left + next, 64);
     Dot::template dot<2, 4, 6>();
+    ahead.quarter();
     tile_load<7>(units.right + next, 64);
     Dot::template dot<3, 4, 7>();
     sink.meanwhile();
