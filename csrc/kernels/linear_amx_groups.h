@@ -71,7 +71,7 @@ template <bool kInt4> static int64_t amx_room_bytes(const ProductTile& tile) {
 static inline void store_units(char* p, Vi v) { store(reinterpret_cast<float*>(p), as_float(v)); }
 
 // How far ahead of their use weights are asked for: panels lie one after the other.
-static constexpr int64_t kAmxAhead = 8 << 10;
+static constexpr int64_t kAmxAhead = 8 << 10, kAmxGroupsAhead = 8;
 
 // Lines to ask for, evenly over the steps of the units that two groups make: many at once would keep others waiting.
 struct AmxAsked {
@@ -120,6 +120,8 @@ static inline void amx_widen(const ProductTile& tile, const char* packed, int64_
     store(to + i, tile.half_scales ? load_half(reinterpret_cast<const uint16_t*>(packed) + at)
                                    : load(reinterpret_cast<const float*>(packed) + at));
   }
+  const char* ahead = packed + (g + kAmxGroupsAhead) * kPanel * (tile.half_scales ? 2 : 4);
+  for (int64_t i = 0; i < kPanel * (tile.half_scales ? 2 : 4); i += 64) __builtin_prefetch(ahead + i, 0, 2);
 }
 
 // Groups g and, if there is one, g + 1.
