@@ -331,7 +331,7 @@ template <bool kInt4> static void amx_grouped(const ProductTile& tile) {
 }
 
 static const ManyRowProducts amx_int8 = {13, kGroupedRows, &amx_room_bytes<false>, &amx_grouped<false>};
-static const ManyRowProducts amx_int4 = {7, kGroupedRows, &amx_room_bytes<true>, &amx_grouped<true>};
+static const ManyRowProducts amx_int4 = {10, kGroupedRows, &amx_room_bytes<true>, &amx_grouped<true>};
 
 }  // namespace noria::NORIA_ISA
 
