@@ -127,6 +127,14 @@ def test_of_a_chain_the_tail_goes_first():
     assert forgotten == chain[-1:]
 
 
+def test_the_last_unused_block_stays_so_while_more_is_cached_than_shall_be():
+    pool = BlockPool(4, retained=0, reclaim_ratio=0.05)
+    cached = pool.allocate(3)
+    cache(pool, cached)
+    assert set(pool.allocate(2)) < set(cached)
+    assert (pool.counts().free, pool.counts().cached) == (1, 1)
+
+
 def test_a_forgotten_hash_frees_a_cached_block():
     pool = BlockPool(2)
     block, other = pool.allocate(2)

@@ -97,13 +97,13 @@ class BlockPool:
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` blocks, each with one reference, reclaiming cached ones if need be. All or nothing."""
         short = count - len(self._free)
-        if short > 0:
-            if short > len(self._cached):
-                return None
-            self._reclaim(short)
-        elif (surplus := len(self._cached) - self._retained) > 0 and short + self._unused > 0:
+        if short > len(self._cached):
+            return None
+        # What is kept beyond `retained` goes before a block that was never used.
+        needed = max(short, min(short + self._unused, len(self._cached) - self._retained))
+        if needed > 0:
             # A good part at once, as some strategies look at all of them to choose.
-            self._reclaim(min(short + self._unused, surplus), self._retained // 8)
+            self._reclaim(needed, None if short > 0 else self._retained // 8)
         if count == 1:
             blocks = [self._free.pop()]
         else:
