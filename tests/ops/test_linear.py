@@ -269,7 +269,7 @@ def test_scales_that_fit_float16_are_held_so_and_change_nothing(pool: Any, schem
     inexact[-1, -1] = 0.1  # no float16: all are held as float32
     half, full = packed(scales), packed(inexact)
     assert full.nbytes - half.nbytes == 2 * 2 * 64 * 5 * (2 if scheme == "int4" else 1)
-    for rows in (1, 7):
+    for rows in (1, 7, 20):
         x = normal(rows, k)
         np.testing.assert_array_equal(native.linear(pool, x, [half])[:, :-1], native.linear(pool, x, [full])[:, :-1])
 
