@@ -208,19 +208,20 @@ void grow(Buffer& buffer, int64_t bytes) {
   if (static_cast<int64_t>(buffer.bytes()) < bytes) buffer = Buffer(static_cast<size_t>(bytes + bytes / 4));
 }
 
-// Runs the prefix tasks and then `tasks`. A thread takes several neighbouring tasks at once, and each fetches the first
-// keys of the next, whoever will run it: nearly always the same thread.
+// Runs the prefix tasks and then `tasks`. A thread takes several neighbouring tasks at once. Where each has a share of its
+// own, a task fetches the first keys of the next one even if that is of the next run: nearly always the same thread runs
+// it.
 void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTask>& prefix_tasks,
                const std::vector<AttentionTask>& tasks, char* memory, int64_t each) {
   const int64_t prefixes = static_cast<int64_t>(prefix_tasks.size()), count = static_cast<int64_t>(tasks.size());
+  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * kRunsPerThread), 1, kMostTasks);
   const auto run_some = [&](int64_t first, int64_t end, int64_t last, int thread) {
     for (int64_t i = first; i < end; ++i)
       run_task(step, tasks[static_cast<size_t>(i)], i + 1 < last ? &tasks[static_cast<size_t>(i) + 1] : nullptr,
                memory + thread * each);
   };
-  const int64_t run = std::clamp<int64_t>(count / (pool.threads() * kRunsPerThread), 1, kMostTasks);
   if (prefixes == 0) {  // tasks ascend in tokens: each thread begins with those of its own rows
-    const int owners = owners_of(pool, step.batch.tokens);
+    const int owners = std::min(pool.threads(), kMostOwners);
     const int64_t runs = ((count + owners - 1) / owners + run - 1) / run;
     return run_owned(pool, owners, runs, [&](int owner, int64_t item, int thread) {
       const int64_t first = count * owner / owners, last = count * (owner + 1) / owners;
@@ -228,8 +229,8 @@ void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTa
     });
   }
   pool.run(prefixes + (count + run - 1) / run, [&](int64_t index, int thread) {
-    const int64_t first = (index - prefixes) * run;
-    if (first >= 0) return run_some(first, std::min(first + run, count), count, thread);
+    const int64_t first = (index - prefixes) * run, end = std::min(first + run, count);
+    if (first >= 0) return run_some(first, end, end, thread);
     run_prefix(step, prefix_tasks[static_cast<size_t>(index)], memory + thread * each);
   });
 }
