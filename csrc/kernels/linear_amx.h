@@ -187,7 +187,7 @@ struct AmxFloats {
 template <class Convert> struct AmxSums {
   const Convert convert;
   int turn = 0, row = 0, unit = 0, left = 0, each = 0;  // left: still to be converted of those before, in kRows rows each
-  bool is_flat = false;
+  bool is_flat = false, waits = false;
   alignas(64) int32_t talls[kAmxRows][kPanel];
   alignas(64) int32_t flats[2][kTileRows][kPanel];
 
@@ -195,8 +195,16 @@ template <class Convert> struct AmxSums {
   int64_t stride() const { return kStepBytes; }
   char* tall(int, int) { return reinterpret_cast<char*>(talls[0] + turn * kPanel / 2); }
   char* flat(int, int) { return reinterpret_cast<char*>(flats[turn]); }
-  void begin(int64_t chunks) { each = static_cast<int>((left + chunks - 1) / chunks); }
+  void begin(int64_t chunks) {
+    waits = chunks > 1;  // one chunk: the last sums are hardly there
+    chunks -= waits;
+    each = static_cast<int>((left + chunks - 1) / chunks);
+  }
   inline __attribute__((always_inline)) void meanwhile() {
+    if (waits) {
+      waits = false;
+      return;
+    }
     for (int i = 0; i < each && left > 0; ++i) next();
   }
   void done(int new_row, int new_rows, int new_unit, bool new_flat) {

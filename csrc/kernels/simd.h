@@ -94,21 +94,29 @@ static inline Vf exp(Vf x) {
 
 // 1 / (1 + e^-x); relative error below 2^-21 for x > -87.
 #if defined(__AVX512F__)
-// Gated products wait for this one: half the work of the exponential and the division. e^-x is a power of two, whose
-// polynomial is that of power_of_two.h; the reciprocal begins with 14 bits, which one step of Newton's doubles.
+// The bits of 2^(j / 32), j << 18 less.
+alignas(64) static constexpr uint32_t kPowers[32] = {
+    0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0,
+    0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
+    0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
+    0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3};
+
+// Gated products wait for this one, most of all beside matrix registers, where multiplications, conversions and roundings are
+// scarce, but additions, shuffles and blends are not. e^-x is a power of two, x * -log2(e) = k / 32 + r with k in the lower bits
+// of `near`: the table has 2^(k / 32) but for its exponent, and 2^r is 1 + r * (c1 + c2 r), with an error below 2^-24. The
+// reciprocal begins with 14 bits, which one step of Newton's doubles.
 static inline Vf sigmoid(Vf x) {
-  // Beyond, the power would be infinite, or the polynomial of a remainder that is none. NaN stays NaN.
-  const Vf bounded = max(set1(-87.3f), min(set1(87.3f), x));
-  const Vf n = round_even(mul(bounded, set1(-1.44269504f)));
-  Vf r = fma(bounded, set1(-1.44269504f), neg(n));
-  r = fma(bounded, set1(-1.92596303e-8f), r);
-  Vf p = fma(set1(1.5353359586e-4f), r, set1(1.3398875888e-3f));
-  p = fma(p, r, set1(9.6184373789e-3f));
-  p = fma(p, r, set1(5.5503324668e-2f));
-  p = fma(p, r, set1(2.4022647913e-1f));
-  p = fma(p, r, set1(6.9314720286e-1f));
-  p = fma(p, r, set1(1.0f));
-  const Vf d = add(_mm512_scalef_ps(p, n), set1(1.0f));
+  // Beyond, the power would leave float32. NaN stays NaN.
+  const Vf most = set1(87.3f), least = set1(-87.3f);
+  x = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, most, _CMP_GT_OQ), x, most);
+  x = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, least, _CMP_LT_OQ), x, least);
+  const Vf shift = set1(393216.0f);  // 1.5 * 2^18: its last bit is worth 1 / 32
+  const Vf near = fma(x, set1(-1.44269504f), shift);
+  Vf r = fma(x, set1(-1.44269504f), sub(shift, near));
+  r = fma(x, set1(-1.92596303e-8f), r);
+  const Vi table = _mm512_permutex2var_epi32(_mm512_load_si512(kPowers), as_int(near), _mm512_load_si512(kPowers + 16));
+  const Vf power = as_float(add_int(table, shift_left<18>(as_int(near))));
+  const Vf d = add(fma(mul(power, r), fma(set1(0.240226507f), r, set1(0.693157344f)), power), set1(1.0f));
   const Vf y = _mm512_rcp14_ps(d);
   return fma(y, fma(neg(d), y, set1(1.0f)), y);
 }
