@@ -297,6 +297,8 @@ template <class Value, Vf (*kActivation)(Vf), bool kBf16> struct AmxGate {
       if (tile.up.bias) u = add(u, load(tile.up.bias + column));
       const Vf y = mul(kActivation(g), u);
       char* out = tile.out + row * tile.out_bytes;
+      // The line that the next block of rows writes here; rows lie too far apart for the processor to see it coming.
+      __builtin_prefetch(out + kAmxRows / kRows * tile.out_bytes + column * (kBf16 ? 2 : 4), 1);
       if (kBf16) store_bf16(reinterpret_cast<uint16_t*>(out) + column, y);
       else store(reinterpret_cast<float*>(out) + column, y);
     }
