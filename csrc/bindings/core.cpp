@@ -70,12 +70,15 @@ void bind_core(nb::module_& m) {
       "the affinity mask.");
   nb::class_<Pool>(m, "Pool", "Kernel threads; the calling thread is one of them.")
       .def("__init__",
-           [](Pool* self, int threads) {
+           [](Pool* self, int threads, double spin) {
              if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be in 1…1024");
-             new (self) Pool(threads);
+             if (!(spin >= 0 && spin <= 3600)) throw std::invalid_argument("spin must be in 0…3600 seconds");
+             new (self) Pool(threads, std::chrono::microseconds(static_cast<int64_t>(spin * 1e6)));
            },
-           nb::arg("threads"))
+           nb::arg("threads"), nb::arg("spin") = std::chrono::duration<double>(kSpin).count(),
+           "spin: seconds that a thread waits awake before it sleeps; none if the threads outnumber the processors.")
       .def_prop_ro("threads", &Pool::threads)
+      .def_prop_ro("asleep", &Pool::asleep, "How many of the threads sleep now.")
       .def("rest", &Pool::rest, "Lets the threads sleep at once, until the next step begins.")
       .def("exercise", &exercise, nb::arg("count"), nb::arg("repeats") = 1, nb::arg("in_steps") = false,
            "How often each of `count` task indices ran in `repeats` runs (int32 [count]); for tests.");

@@ -18,9 +18,6 @@ namespace noria {
 
 namespace {
 
-// How long a worker waits awake for the next run of a step, and the caller for the last tasks of its run. Longer than
-// the serial stretches between two ops, shorter than what a neighbour on the same core would notice.
-constexpr std::chrono::microseconds kSpin{100};
 constexpr int kPausesPerCheck = 16;
 
 inline void pause() {
@@ -210,14 +207,15 @@ struct Pool::State {
   }
 };
 
-Pool::Pool(int threads) : state_(new State) {
+Pool::Pool(int threads, std::chrono::microseconds spin) : state_(new State) {
   state_->readers = std::vector<Reader>(static_cast<size_t>(threads < 1 ? 1 : threads));
   // With more threads than processors a waiting thread that is awake keeps a working one from running.
-  if (threads <= machine().usable_cpus()) state_->spin = kSpin;
+  if (threads <= machine().usable_cpus()) state_->spin = spin;
   for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->loop(i); });
 }
 
 Pool::~Pool() {
+  rest();
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     state_->stop.store(true);
@@ -227,6 +225,8 @@ Pool::~Pool() {
 }
 
 int Pool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+
+int Pool::asleep() const { return state_->sleepers.load(); }
 
 void Pool::rest() { state_->resting.store(true, std::memory_order_relaxed); }
 

@@ -2,6 +2,7 @@
 // Tasks are taken dynamically, one index at a time, so that a descheduled thread holds nobody up; which thread runs a
 // task must never change a bit of its result.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -15,12 +16,17 @@ struct Span {
   int64_t bytes = 0;
 };
 
+// How long a worker waits awake for the next run of a step, and the caller for the last tasks of its run. Longer than
+// the serial stretches between two ops, shorter than what a neighbour on the same core would notice.
+inline constexpr std::chrono::microseconds kSpin{100};
+
 class Pool {
  public:
   // At least one thread. Throws std::system_error if the system will not start them.
-  explicit Pool(int threads);
+  explicit Pool(int threads, std::chrono::microseconds spin = kSpin);
   ~Pool();
   int threads() const;
+  int asleep() const;  // workers that wait asleep, now
 
   // Runs task(index, thread) for index in [0, count), 0 <= thread < threads(); returns when all have run. Callers on
   // several threads take turns; a task must not call run. The callable must not throw.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -52,19 +53,24 @@ def test_an_idle_pool_uses_no_processor_time() -> None:
 
 
 def test_a_pool_put_to_rest_does_not_wait_awake() -> None:
-    def spent(rests: bool) -> float:
-        pool = _native.Pool(2)
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        for _ in range(300):
-            np.testing.assert_array_equal(pool.exercise(4, 1, True), np.ones(4))
-            if rests:
-                pool.rest()
-            time.sleep(0.0003)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+    pool = _native.Pool(2, spin=3000.0)
+    pool.exercise(4, 1, True)
+    time.sleep(0.01)
+    if _native.topology()["usable_cpus"] > 1:  # on a single processor no thread ever waits awake
+        assert pool.asleep == 0
+    pool.rest()
+    wait_until(lambda: pool.asleep == 1)
+    np.testing.assert_array_equal(pool.exercise(4, 1, True), np.ones(4))
 
-    # Awake, a thread waits for 0.1 ms after each.
-    assert min(spent(True) for _ in range(3)) < min(spent(False) for _ in range(3))
+
+def test_a_pool_that_waits_awake_ends_at_once() -> None:
+    _native.Pool(2, spin=3000.0).exercise(4, 1, True)  # this returns only when its threads have ended
+
+
+@pytest.mark.parametrize("spin", [-1.0, float("nan"), 1e9])
+def test_a_senseless_spin_is_refused(spin: float) -> None:
+    with pytest.raises(ValueError, match="spin"):
+        _native.Pool(2, spin=spin)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -80,6 +86,13 @@ def test_pools_come_and_go_without_leaving_threads() -> None:
     for _ in range(20):
         assert _native.Pool(4).exercise(10, 3, True).sum() == 30
     assert threading_tasks() <= before
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def threading_tasks() -> int:
