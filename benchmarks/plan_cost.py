@@ -45,7 +45,7 @@ class Instant:
         self._results: deque[StepResult] = deque()
         self.rows = 0
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, alone: bool = False) -> None:
         sampled = plan.slots[plan.sample]
         self.rows = len(plan.slots)
         self._results.append(StepResult(plan.step, sampled, np.ones(len(sampled), np.int32)))
