@@ -79,6 +79,14 @@ def test_a_demand_is_met_missed_or_not_measured() -> None:
     assert all(one.met is None for one in verdicts(facts()))
 
 
+def test_latencies_are_compared_under_the_same_load() -> None:
+    given = peers(ttft=50.0)
+    quick = run("W1", "transformers", "bf16", 0, 100.0, ttft=1.0)
+    for requests, met in ((32, True), (100, False), (None, False)):  # W1 has 100 callers
+        known = facts(peers=given | {"runs": [*given["runs"], quick | {"requests": requests}]})
+        assert found(known, "W1, int8: TTFT").met is met
+
+
 def test_shares_idle_planning_and_shapes_are_judged() -> None:
     phases = [{"phase": "decode", "seqs": 100, "of_limit": 0.66}, {"phase": "prefill", "seqs": 1, "of_limit": 0.5}]
     point = {"batch": 1, "context": shapes.CONTEXT, "median_ms": 50.0}
