@@ -7,9 +7,12 @@ import os
 import stat
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from fakes import ReciterCore
 
 from noria.config import engine_options
@@ -91,6 +94,38 @@ def test_a_refusal_names_its_field_once(engine, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("noria-*"))
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_refusal_is_heard_from_an_engine_that_is_gone(engine, run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        transport = engine('say(Refused("no such model"))')
+        transport.spawn()
+        assert transport.pid is not None
+        os.waitid(os.P_PID, transport.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ConfigError, match="no such model"):
+            await transport.start()
+        await transport.close()
+
+    run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_engine_that_says_nothing_can_be_closed_while_it_starts(
+    engine, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("noria.frontend.transport.CLOSE_TIMEOUT", 0.2)
+
+    async def main() -> None:
+        transport = engine("")
+        transport._command = (sys.executable, "-c", "import time; time.sleep(60)")  # never connects
+        starting = asyncio.create_task(transport.start())
+        await asyncio.sleep(0.05)
+        await transport.close()
+        with pytest.raises(EngineError):
+            await starting
+
+    run(asyncio.wait_for(main(), 20))
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [("sys.exit(3)", "exit code 3"), ('hear(); ready("another")', "another build"), ("os.abort()", "SIGABRT")],
@@ -127,6 +162,28 @@ def test_what_a_dying_engine_said_is_heard_first(engine) -> None:
         await transport.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_what_an_engine_said_is_heard_though_it_hears_nothing_any_more(engine, run: Callable[..., Any]) -> None:
+    async def main() -> None:
+        transport = engine(
+            """
+            hear(); ready(); hear()
+            for step in range(3):
+                say(StepOutputs(step=step))
+            """
+        )
+        await transport.start()
+        transport.send(Abort((1,)))
+        os.waitid(os.P_PID, transport.pid, os.WEXITED | os.WNOWAIT)  # the event loop reads nothing meanwhile
+        transport.send(Abort((1,)))
+        assert [(await transport.receive()).step for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(EngineError, match="exit code 0"):
+            await transport.receive()
+        await transport.close()
+
+    run(asyncio.wait_for(main(), 20))
 
 
 def test_an_engine_that_does_not_stop_is_killed(engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ from noria.messages import (
 from noria.wire import Frames, frame
 
 CLOSE_TIMEOUT = 5.0  # seconds that an engine has to exit once told to
+_PIECE = 1 << 16  # bytes read at a time
 
 
 class Transport(Protocol):
@@ -70,6 +71,13 @@ class _Line(asyncio.Protocol):
         self._changed = changed
         self._cutter = Frames()
         self._early: list[bytes] = []
+        self._socket: socket.socket | None = None
+
+    async def connect(self, connection: socket.socket) -> None:
+        """Takes a connection over."""
+        connection.setblocking(False)
+        self._socket = connection.dup()
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: self, connection)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
@@ -82,6 +90,8 @@ class _Line(asyncio.Protocol):
         self._changed()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost:
+            self._read_rest()
         self.lost = True
         self._changed()
 
@@ -95,6 +105,18 @@ class _Line(asyncio.Protocol):
         self.lost = True
         if self.transport is not None:
             self.transport.abort()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _read_rest(self) -> None:
+        """An event loop gives a connection up when it cannot write, whatever there is to be read."""
+        assert self._socket is not None
+        try:
+            while data := self._socket.recv(_PIECE):
+                self.frames += self._cutter.feed(data)
+        except OSError:
+            pass
+        self._socket.close()
 
 
 class EngineTransport:
@@ -120,10 +142,9 @@ class EngineTransport:
         self._command = command or (sys.executable, "-m", "noria.engine.process")
         self._directory: str | None = None
         self._listener: socket.socket | None = None
-        self._server: asyncio.AbstractServer | None = None
         self._line = _Line(self._wake)
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiter: asyncio.Future[None] | None = None  # of `receive`
+        self._waiter: asyncio.Future[None] | None = None  # of `start` or `receive`
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead = False  # the process has ended
         self._stopped = False
@@ -144,6 +165,7 @@ class EngineTransport:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(address)
         self._listener.listen(1)
+        self._listener.setblocking(False)
         # A session of its own: Ctrl-C in the terminal reaches this process only, which then drains the engine.
         self._process = subprocess.Popen(
             [*self._command, address],
@@ -161,8 +183,8 @@ class EngineTransport:
     async def start(self) -> EngineInfo:
         self.spawn()
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_unix_server(lambda: self._line, sock=self._listener)
         threading.Thread(target=self._watch, name="noria-engine-watch", daemon=True).start()
+        await self._line.connect(await self._accept())
         self.send(Hello(build_id()))
         message = await self._next()
         if isinstance(message, Refused):
@@ -173,7 +195,6 @@ class EngineTransport:
         if message.build_id != build_id():
             await self.close()
             raise EngineError(f"the engine is another build ({message.build_id}) than this server ({build_id()})")
-        self._server.close()  # one has come
         return message
 
     def send(self, message: ToEngine) -> None:
@@ -199,8 +220,6 @@ class EngineTransport:
                 await _ended(process, CLOSE_TIMEOUT)
         self._dead = self._stopped = True
         self._line.close()
-        if self._server is not None:
-            self._server.close()
         self._wake()
         self.kill()
 
@@ -216,19 +235,41 @@ class EngineTransport:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
+    async def _accept(self) -> socket.socket:
+        """The engine's connection, be it that of one that is dead by now."""
+        loop, listener = asyncio.get_running_loop(), self._listener
+        assert listener is not None
+        number = listener.fileno()  # `close` may close it meanwhile
+        while not self._stopped:
+            try:
+                return listener.accept()[0]
+            except BlockingIOError:
+                if self._dead:
+                    raise self._death() from None
+            loop.add_reader(number, self._wake)
+            try:
+                await self._changed()
+            finally:
+                loop.remove_reader(number)
+        raise EngineError("the engine was stopped")
+
     async def _next(self) -> FromEngine:
         """The next message; those that the engine sent before it died come first."""
         while not self._line.frames:
             if self._stopped:
                 raise EngineError("the engine was stopped")
-            if self._dead and (self._line.lost or self._line.transport is None):
+            if self._dead and self._line.lost:
                 raise self._death()
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._changed()
         return self._decoder.decode(self._line.frames.popleft())
+
+    async def _changed(self) -> None:
+        """Sleeps until something has happened."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
