@@ -312,6 +312,7 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   alignas(64) float gate_product[kGatedRows * kPanel], up_product[kGatedRows * kPanel];
   PanelProduct gate(kernels, *args.gate, panel, end - begin, gate_product);
   PanelProduct up(kernels, *args.up, panel, end - begin, up_product);
+  if (gate.tile.room && up.tile.room) gate.tile.room = up.tile.room;  // the same memory, but it may just have grown
   GatedEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, args.gate->n - panel * kPanel));
   epilogue.gate = gate_product;

@@ -7,6 +7,7 @@ of their magnitudes, with t = k for f32 and bf16 and t = 3 * groups for int8 and
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,6 +207,20 @@ def test_gated_product(two_threads: Any, activation: str, kinds: tuple[str, str]
     assert_within(got, act(g) * u, limit)
     without = native.gated_linear(two_threads, x, gate, up, activation)
     np.testing.assert_array_equal(without[4], native.gated_linear(two_threads, x[4:5], gate, up, activation)[0])
+
+
+def test_gated_parts_whose_groups_differ_in_size() -> None:
+    """What a thread unpacks the one into has to grow for the other."""
+    rows, n, k = 20, 64, 4096
+    gate, _ = make_weight("int8", 32, n, k)
+    up, _ = make_weight("int8", k, n, k)
+    x = make_rows("int8", k, rows, k)
+    got: list[Floats] = []
+    new = threading.Thread(target=lambda: got.append(native.gated_linear(native.Pool(1), x, gate, up, "silu")))
+    new.start()
+    new.join()
+    alone = [native.gated_linear(native.Pool(1), x[i : i + 1], gate, up, "silu") for i in range(rows)]
+    np.testing.assert_array_equal(got[0], np.concatenate(alone))
 
 
 def test_extreme_codes_do_not_saturate(pool: Any) -> None:
