@@ -153,9 +153,10 @@ static inline void weight_powers(Vf* x, Vf* p) {
 #undef NORIA_STEP
 }
 
-// A product of at most kWeightCodes, rounded to an integer: the low bits of a sum whose floats are as far apart as those.
+// A product of at most kWeightCodes, rounded to an integer: the low bits of a sum whose floats are as far apart as those. It is
+// more where scores are in the thousands, whose rounding makes the power exceed 1 by more than its error.
 static inline Vi weight_code(Vf power, Vf factor) {
-  return and_int(as_int(fma(power, factor, set1(0x1p23f))), set1_int(0xffff));
+  return and_int(as_int(min(set1(0x1p23f + 65535.0f), fma(power, factor, set1(0x1p23f)))), set1_int(0xffff));
 }
 
 static inline void smallest_factor(float largest, float& inverse, float& factor) {

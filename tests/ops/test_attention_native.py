@@ -108,6 +108,18 @@ def check(setup: Setup, last: int = 200, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("size", [1000.0, 10000.0])
+def test_scores_in_the_thousands(isa: str, type: str, size: float) -> None:
+    """The rounding of such a score is worth more than that of its exponential."""
+    setup = Setup(type, heads=32, kv_heads=2, lengths=(40, 3))
+    setup.q = [q * np.float32(size) for q in setup.q]
+    for slot, length in enumerate(setup.lengths):
+        values = setup.cache.read(1, setup.kv_positions(slot, 1))[1]
+        first = setup.attend([(slot, 0, length)])[0][0].reshape(2, 16, 64)  # sees one token, whatever its score
+        np.testing.assert_allclose(first, np.broadcast_to(values.reshape(2, 1, 64), first.shape), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (9, 3), (8, 1)])
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
 def test_attention_matches_reference(isa: str, type: str, heads: int, kv_heads: int, head_dim: int) -> None:
