@@ -284,11 +284,11 @@ static void attend_block(const AttentionJob& job, const Tile& tile, const Tile* 
     block.seen[r] = seen_positions(job, row + r, tile.first, tile.tokens);
     block.scale[r] = score_scale(job, query_scale);
     block.most[r] = reduce_max(scale_sums<true>(job, query_scale, work.tile_scales, block.seen[r], sum,
-                                             work.scores + r * kTile, kLanes));
+                                             work.scores + r * kTile));
   }
   update_maxima(job, row, rows, block);
   for (int r = 0; r < rows; ++r)
-    weigh_seen(work.tile_scales, work.scores + r * kTile, kLanes, r, block, job.sum + (row + r) * kSumLanes, work.weights, r);
+    weigh_seen(work.tile_scales, work.scores + r * kTile, r, block, job.sum + (row + r) * kSumLanes, work.weights, r);
   strips(rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int count, int v, int vectors) {
     const auto& kernels = ahead && r == 0 ? fetching.sums : plain.sums;
     kernels[count - 1][vectors - 1](work.weights, r, block, r, tile.values, ahead ? ahead->values : tile.values, v * kLanes,

@@ -141,7 +141,7 @@ template <bool kAll> static inline void scale_row(const TileJob& tiles, int r, R
   const uint64_t seen = kAll ? ~uint64_t{0} : seen_positions(job, block.row + r, block.tile->first, block.tile->tokens);
   block.state.seen[r] = seen;
   block.most[r] = scale_sums<!kAll>(job, query_scale, block.tile->scales, seen, sum,
-                                    tiles.work.scaled + r * kAttentionTile, kLanes);
+                                    tiles.work.scaled + r * kAttentionTile);
 }
 
 static inline void scale_rows(const TileJob& tiles, bool all, int from, int to, RowBlock& block) {
@@ -172,7 +172,7 @@ static inline void finish_scaling(const TileJob& tiles, RowBlock& block) {
 }
 
 static inline void weigh_block_row(const TileJob& tiles, int r, RowBlock& block) {
-  weigh_seen(block.tile->scales, tiles.work.scaled + r * kAttentionTile, kLanes, r, block.state,
+  weigh_seen(block.tile->scales, tiles.work.scaled + r * kAttentionTile, r, block.state,
              tiles.job.sum + (block.row + r) * kSumLanes, tiles.weights, r);
 }
 

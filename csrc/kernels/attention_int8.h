@@ -185,10 +185,10 @@ static inline uint64_t seen_positions(const AttentionJob& job, int row, int firs
 static inline __mmask16 lanes_of(uint64_t seen, int v) { return static_cast<__mmask16>(seen >> (v * kLanes)); }
 
 // Sums of one row → sums times key scales (or, with a soft cap, scores), -inf where hidden; returns their largest.
-// sums(v): the v-th vector of sums. stride: floats from a vector of `out` to the next.
+// sums(v): the v-th vector of sums.
 template <bool kSome, class Sums>
 static inline Vf scale_sums(const AttentionJob& job, float query_scale, const TileScales& scales, uint64_t seen, Sums sums,
-                            float* out, int stride) {
+                            float* out) {
   Vf most = set1(-__builtin_inff());
   const bool capped = job.softcap != 0;
   const Vf scale = set1(capped ? query_scale * (job.scale / job.softcap) : 1.0f), cap = set1(job.softcap * kLog2E);
@@ -197,7 +197,7 @@ static inline Vf scale_sums(const AttentionJob& job, float query_scale, const Ti
     Vf x = mul(to_float(sums(v)), load(scales.keys + v * kLanes));
     if (capped) x = mul(tanh(mul(x, scale)), cap);
     if (kSome) x = _mm512_mask_blend_ps(lanes_of(seen, v), set1(-__builtin_inff()), x);
-    store(out + v * stride, x);
+    store(out + v * kLanes, x);
     most = max(most, x);
   }
   return most;
@@ -233,7 +233,7 @@ static inline void split_weights(const Vi* codes, uint8_t* high, uint8_t* low) {
 
 // Scaled sums of one row of the block → weights in bytes, and the row's sum.
 template <bool kSome>
-static inline void weigh_row(const TileScales& scales, const float* scaled, int stride, int r, BlockState& block,
+static inline void weigh_row(const TileScales& scales, const float* scaled, int r, BlockState& block,
                              float* sum, uint8_t* high, uint8_t* low) {
   static_assert(kTileVectors == 4);
   const uint64_t seen = block.seen[r];
@@ -248,7 +248,7 @@ static inline void weigh_row(const TileScales& scales, const float* scaled, int 
   Vf x[kTileVectors], p[kTileVectors];
   Vi codes[kTileVectors];
 #pragma GCC unroll 4
-  for (int v = 0; v < kTileVectors; ++v) x[v] = fma(load(scaled + v * stride), scale, level);
+  for (int v = 0; v < kTileVectors; ++v) x[v] = fma(load(scaled + v * kLanes), scale, level);
   weight_powers(x, p);
 #pragma GCC unroll 4
   for (int v = 0; v < kTileVectors; ++v) {
@@ -268,11 +268,11 @@ static inline void hide_row(int r, BlockState& block, uint8_t* high, uint8_t* lo
   block.factor[r] = 0;
 }
 
-static inline void weigh_seen(const TileScales& scales, const float* scaled, int stride, int r, BlockState& block,
+static inline void weigh_seen(const TileScales& scales, const float* scaled, int r, BlockState& block,
                               float* sum, const ByteWeights& weights, int row) {
   uint8_t *high = weights.high + row * kAttentionTile, *low = weights.low + row * kAttentionTile;
-  if (block.seen[r] == ~uint64_t{0}) weigh_row<false>(scales, scaled, stride, r, block, sum, high, low);
-  else if (block.seen[r]) weigh_row<true>(scales, scaled, stride, r, block, sum, high, low);
+  if (block.seen[r] == ~uint64_t{0}) weigh_row<false>(scales, scaled, r, block, sum, high, low);
+  else if (block.seen[r]) weigh_row<true>(scales, scaled, r, block, sum, high, low);
   else hide_row(r, block, high, low);
 }
 

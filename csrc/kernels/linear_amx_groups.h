@@ -4,6 +4,8 @@
 // and conversions are those of the tiles of few rows (add_group in linear_products.cpp), in the same order, so that the
 // results are the same.
 #pragma once
+#include <utility>
+
 #include "kernels/linear_amx.h"
 
 #if defined(__AMX_TILE__)
@@ -230,24 +232,10 @@ template <bool kMinimums, bool kQuick> struct AmxLine {
     convert(done < j ? last : before, 2 * done + 1, scales);
   }
 
-  inline __attribute__((always_inline)) void steps(const AmxUnit& unit, const AmxUnit& last, const AmxUnit& before,
-                                                   Scales& scales, AmxAsked& ahead) const {
-    step<0>(unit, last, before, scales);
-    ahead.ask();
-    step<1>(unit, last, before, scales);
-    ahead.ask();
-    step<2>(unit, last, before, scales);
-    ahead.ask();
-    step<3>(unit, last, before, scales);
-    ahead.ask();
-    step<4>(unit, last, before, scales);
-    ahead.ask();
-    step<5>(unit, last, before, scales);
-    ahead.ask();
-    step<6>(unit, last, before, scales);
-    ahead.ask();
-    step<7>(unit, last, before, scales);
-    ahead.ask();
+  template <int... j>
+  inline __attribute__((always_inline)) void steps(std::integer_sequence<int, j...>, const AmxUnit& unit, const AmxUnit& last,
+                                                   const AmxUnit& before, Scales& scales, AmxAsked& ahead) const {
+    ((step<j>(unit, last, before, scales), ahead.ask()), ...);
   }
 };
 
@@ -309,7 +297,7 @@ static void amx_grouped_rows(const ProductTile& tile, const AmxGroups& shape) {
     } else {
       --left;
     }
-    line.steps(*unit, *last, *before, scales, ahead);
+    line.steps(std::make_integer_sequence<int, kUnitTiles>(), *unit, *last, *before, scales, ahead);
     AmxUnit* free = before;
     before = last;
     last = unit;

@@ -220,7 +220,7 @@ void run_tasks(Pool& pool, const Step& step, const std::vector<AttentionPrefixTa
       run_task(step, tasks[static_cast<size_t>(i)], i + 1 < last ? &tasks[static_cast<size_t>(i) + 1] : nullptr,
                memory + thread * each);
   };
-  if (prefixes == 0) {  // tasks ascend in tokens: each thread begins with those of its own rows
+  if (prefixes == 0) {  // sequences ascend: each thread begins with those of its own rows
     const int owners = std::min(pool.threads(), kMostOwners);
     const int64_t runs = ((count + owners - 1) / owners + run - 1) / run;
     return run_owned(pool, owners, runs, [&](int owner, int64_t item, int thread) {

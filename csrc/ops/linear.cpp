@@ -144,9 +144,12 @@ char* product_room(int64_t bytes) {
 }
 
 // One panel, ready for some rows.
-struct PanelProduct {
+class PanelProduct {
+  void (*run_)(const ProductTile& tile);
+  int64_t room_bytes_ = 0;  // that it works in
+
+ public:
   ProductTile tile;
-  void (*run)(const ProductTile& tile);
   int tile_rows, run_rows;  // of `run`, where its results go to a tile
   bool finishes;            // LinearProducts::finishes
 
@@ -155,15 +158,20 @@ struct PanelProduct {
     const int product = static_cast<int>(product_of(weight));
     tile.out = out;
     const auto few = kernels.products->few[product];
-    run = few && rows <= kFewRows ? few : kernels.products->run[product];
+    run_ = few && rows <= kFewRows ? few : kernels.products->run[product];
     tile_rows = kernels.products->tile_rows[product];
-    finishes = run == kernels.products->run[product] && kernels.products->finishes[product];
+    finishes = run_ == kernels.products->run[product] && kernels.products->finishes[product];
     run_rows = finishes ? kMaxTileRows : tile_rows;
     const ManyRowProducts* many = many_row_products(kernels, weight, rows);
     if (!many) return;
-    tile.room = product_room(many->room_bytes(tile));
-    run = many->run;
+    room_bytes_ = many->room_bytes(tile);
+    run_ = many->run;
     tile_rows = run_rows = many->tile_rows;
+  }
+
+  void run() {
+    if (room_bytes_) tile.room = product_room(room_bytes_);  // which may lie elsewhere after another product's run
+    run_(tile);
   }
 };
 
@@ -218,7 +226,7 @@ void largest_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t
   each_tile(begin, end, products.run_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(products.tile, args.x[args.x_of_part[0]], first, rows);
     set_ahead(products, index, count);
-    products.run(products.tile);
+    products.run();
     out.rows = rows;
     out.largest = args.largest + thread * args.largest_stride + first;
     out.ids = args.largest_ids + thread * args.largest_stride + first;
@@ -236,7 +244,7 @@ void finish_panel(PanelProduct& products, const LinearArgs& args, const Activati
   products.tile.out_stride = args.out_stride;
   products.tile.bias = args.bias ? args.bias + column : nullptr;
   products.tile.residual = args.residual ? args.residual + first : nullptr;
-  products.run(products.tile);
+  products.run();
 }
 
 void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t panel, int64_t begin, int64_t end) {
@@ -264,7 +272,7 @@ void linear_panel(const LinearKernels& kernels, const LinearArgs& args, int64_t 
   each_tile(begin, end, products.run_rows, [&](int64_t first, int rows, int64_t index, int64_t count) {
     set_rows(products.tile, x, first, rows);
     set_ahead(products, index, count);
-    products.run(products.tile);
+    products.run();
     epilogue.rows = rows;
     epilogue.residual = args.residual ? args.residual + first * args.out_stride + column : nullptr;
     epilogue.out = args.out + first * args.out_stride + column;
@@ -312,7 +320,6 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
   alignas(64) float gate_product[kGatedRows * kPanel], up_product[kGatedRows * kPanel];
   PanelProduct gate(kernels, *args.gate, panel, end - begin, gate_product);
   PanelProduct up(kernels, *args.up, panel, end - begin, up_product);
-  if (gate.tile.room && up.tile.room) gate.tile.room = up.tile.room;  // the same memory, but it may just have grown
   GatedEpilogue epilogue;
   epilogue.columns = static_cast<int>(std::min<int64_t>(kPanel, args.gate->n - panel * kPanel));
   epilogue.gate = gate_product;
@@ -337,8 +344,8 @@ void gated_panel(const LinearKernels& kernels, const GatedLinearArgs& args, int6
     set_rows(up.tile, *args.up_x, first, rows);
     set_ahead(gate, index, count);
     set_ahead(up, index, count);
-    gate.run(gate.tile);
-    up.run(up.tile);
+    gate.run();
+    up.run();
     const int ready = static_cast<int>(first + rows - done);
     if (whole_tiles(most) && index + 1 < count && ready + most <= kGatedRows) return;
     if (args.form) {
