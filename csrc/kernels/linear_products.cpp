@@ -14,7 +14,7 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
   const char* x[R];
   row_pointers(tile, x);
   for (int column = 0; column < kPanel; column += V * kLanes) {
-    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
+    Ahead ahead = Ahead::of<Step>(tile);
     Vf acc[R][V];
 #pragma GCC unroll 128
     for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = zero();
@@ -24,26 +24,29 @@ template <class Step, int R, int V> static void float_tile(const ProductTile& ti
   }
 }
 
-// The group's exact sums become floats here, and are added to those of the groups before.
-template <int R, int V, bool kMinimums>
+// The group's exact sums become floats here, and are added to those of the groups before; kFirst: there are none.
+template <int R, int V, bool kMinimums, bool kFirst>
 static inline __attribute__((always_inline)) void add_group(const ProductTile& tile, const Vi (&acc)[R][V], int column,
                                                             int64_t group) {
-  alignas(64) float wide[kMinimums ? 2 : 1][V * kLanes];
+  alignas(64) float wide[V * kLanes];
   const int64_t index = group * kPanel + column;
-  const float* scales = group_floats<V>(tile, tile.scales, index, wide[0]);
-  const float* minimums = kMinimums ? group_floats<V>(tile, tile.minimums, index, wide[kMinimums]) : nullptr;
+  const float* minimums = kMinimums ? group_floats<V>(tile, tile.minimums, index, wide) : nullptr;
+  Vf scales[V];
+  group_vectors<V>(tile, tile.scales, index, scales);
+  const float* x_scales = tile.x_scales + group;
+  const int32_t* x_sums = tile.x_sums + group;
+  float* out = tile.out + column;
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const int64_t at = r * tile.groups + group;
-    const Vf x_scale = set1(tile.x_scales[at]);
-    const Vf x_sum = set1(tile.x_scales[at] * static_cast<float>(tile.x_sums[at]));
-    float* out = tile.out + r * kPanel + column;
+    const int64_t at = r * tile.groups;
+    const Vf x_scale = set1(x_scales[at]);
+    const Vf x_sum = set1(x_scales[at] * static_cast<float>(x_sums[at]));
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v) {
-      Vf sum = group ? load(out + v * kLanes) : zero();
-      sum = fma(to_float(acc[r][v]), mul(x_scale, load(scales + v * kLanes)), sum);
+      float* into = out + r * kPanel + v * kLanes;
+      Vf sum = fma(to_float(acc[r][v]), mul(x_scale, scales[v]), kFirst ? zero() : load(into));
       if (kMinimums) sum = fma(load(minimums + v * kLanes), x_sum, sum);
-      store(out + v * kLanes, sum);
+      store(into, sum);
     }
   }
 }
@@ -53,7 +56,7 @@ template <class Step, int R, int V, int kOffset, bool kMinimums> static void gro
   const char* x[R];
   row_pointers(tile, x);
   for (int column = 0; column < kPanel; column += V * kLanes) {
-    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
+    Ahead ahead = Ahead::of<Step>(tile);
     for (int64_t group = 0; group < tile.groups; ++group) {
       const int64_t first = group * tile.group_steps;
       const int64_t last = first + tile.group_steps < tile.steps ? first + tile.group_steps : tile.steps;
@@ -65,7 +68,8 @@ template <class Step, int R, int V, int kOffset, bool kMinimums> static void gro
         for (int v = 0; v < V; ++v) acc[r][v] = start;
       }
       add_whole_steps<Step, R, V>(acc, tile.panel, column, x, first, last, ahead);
-      add_group<R, V, kMinimums>(tile, acc, column, group);
+      if (group == 0) add_group<R, V, kMinimums, true>(tile, acc, column, group);
+      else add_group<R, V, kMinimums, false>(tile, acc, column, group);
     }
   }
 }
@@ -76,7 +80,7 @@ template <int R, int V, bool kBiased> static void wide_tile(const ProductTile& t
 #pragma GCC unroll 8
   for (int r = 0; r < 2 * R; ++r) x[r] = tile.x + r * (tile.x_stride / 2);
   for (int column = 0; column < kPanel; column += V * kLanes) {
-    Ahead ahead = {tile.ahead, tile.ahead_half, tile.ahead_step};
+    Ahead ahead = Ahead::of<StepInt8>(tile);
     Vi acc[2 * R][V];
 #pragma GCC unroll 8
     for (int r = 0; r < 2 * R; ++r) {

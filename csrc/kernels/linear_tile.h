@@ -9,6 +9,16 @@ namespace noria::NORIA_ISA {
 
 constexpr int kAheadOfRow = 8192;  // bytes
 
+// Steps of several rows that are written out one after the other: what does not multiply comes between them only once.
+#if defined(__AVX512F__)
+constexpr int kBlockPhases = 8;
+#else
+constexpr int kBlockPhases = 2;
+#endif
+// Where a panel is fetched during fewer tiles than these, they wait for it.
+constexpr int kFewTiles = 6;
+template <class Step> constexpr int block_steps = kBlockPhases / Step::phases;
+
 // The four bytes at p in every lane. Assembly keeps the vector in a register; otherwise the broadcast is folded into
 // every product as a load of its own, and loads become the limit.
 static inline Vi broadcast_unit(const char* p) {
@@ -26,24 +36,32 @@ static inline Vi broadcast_unit(const char* p) {
 // Weights are asked for a good while before their use, into the second-level cache; the processor itself does not look
 // beyond a page. A single row asks for its own panel's, taller tiles for a share of the next panel's.
 struct Ahead {
-  const char* at = nullptr;
-  int64_t half = 0, step = 0;  // two streams, `half` bytes apart; bytes per step
+  const char* at;
+  int64_t half, step;  // two streams, `half` bytes apart; bytes per step of each
+  bool by_block;       // a little, for tiles that have more to do than to wait: as one stream, `lines` at the start of a block
+  int64_t lines;
+  template <class Step> static Ahead of(const ProductTile& tile) {
+    const int64_t lines = (2 * tile.ahead_step * block_steps<Step> + 63) / 64;
+    return {tile.ahead, tile.ahead_half, tile.ahead_step, tile.ahead_step < kStepBytes / 2 / kFewTiles, lines};
+  }
+  inline __attribute__((always_inline)) void block() {
+    for (const char* const end = at + lines * 64; at != end; at += 64) __builtin_prefetch(at, 0, 2);
+  }
+  inline __attribute__((always_inline)) void one_step() {
+    __builtin_prefetch(at, 0, 2);
+    __builtin_prefetch(at + half, 0, 2);
+    if (step == kStepBytes) {  // whole steps: neighbouring lines do not come by themselves where memory is the limit
+      __builtin_prefetch(at + 64, 0, 2);
+      __builtin_prefetch(at + half + 64, 0, 2);
+    }
+    at += step;
+  }
 };
 
 // apart: from one line of a step to the next.
-template <int R, int apart> static inline void prefetch(const char* w, Ahead& ahead) {
-  if (R == 1) {
+template <int apart> static inline void prefetch_row(const char* w) {
 #pragma GCC unroll 4
-    for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(w + kAheadOfRow + line * apart, 0, 2);
-  } else {
-    __builtin_prefetch(ahead.at, 0, 2);
-    __builtin_prefetch(ahead.at + ahead.half, 0, 2);
-    if (ahead.step == kStepBytes) {  // whole steps: neighbouring lines do not come by themselves where memory is the limit
-      __builtin_prefetch(ahead.at + 64, 0, 2);
-      __builtin_prefetch(ahead.at + ahead.half + 64, 0, 2);
-    }
-    ahead.at += ahead.step;
-  }
+  for (int line = 0; line < kStepBytes / 64; ++line) __builtin_prefetch(w + kAheadOfRow + line * apart, 0, 2);
 }
 
 struct StepF32 {
@@ -131,37 +149,65 @@ static inline __attribute__((always_inline)) void phase_of_step(typename Step::A
   if (Step::phases == 2) forget_loads();
 }
 
-// Steps `first` … `last - 1`, whose units are `step_bytes` apart.
-template <class Step, int R, int V, int step_bytes>
-static inline __attribute__((always_inline)) void add_run(typename Step::Accumulator (&acc)[R][V], Units w, const char* ahead_of,
-                                                          const char* const (&x)[R], int64_t first, int64_t last,
-                                                          Ahead& ahead) {
-  for (int64_t offset = first * Step::x_bytes; offset < last * Step::x_bytes; offset += Step::x_bytes) {
-    prefetch<R, Step::tiled ? kChunkTileBytes : 64>(ahead_of, ahead);
-    phase_of_step<Step, 0>(acc, w, x, offset);
-    if (Step::phases == 2) phase_of_step<Step, Step::phases - 1>(acc, w, x, offset);
-    w.first += step_bytes;
-    w.second += step_bytes;
-    ahead_of += step_bytes;
+// Where the units of step `first` are.
+template <class Step> static inline Units units_at(const char* panel, int column, uint64_t first) {
+  if (!Step::tiled) {
+    const char* w = panel + first * kStepBytes + column * 4;
+    return {w, w};
+  }
+  const uint64_t chunk = first / kChunkSteps;
+  const char* w = panel + chunk * kChunkBytes + first % kChunkSteps * 64;
+  return {w + tile_offset(chunk, column / 16) + column % 16 * 4, w + tile_offset(chunk, 2)};
+}
+
+// One step, whose activations are `offset` bytes into the rows; moves on to the units of the next in its chunk.
+template <class Step, int R, int V>
+static inline __attribute__((always_inline)) void add_step(typename Step::Accumulator (&acc)[R][V], Units& w,
+                                                           const char* const (&x)[R], int64_t offset) {
+  phase_of_step<Step, 0>(acc, w, x, offset);
+  if (Step::phases == 2) phase_of_step<Step, Step::phases - 1>(acc, w, x, offset);
+  w.first += Step::tiled ? 64 : kStepBytes;
+  w.second += Step::tiled ? 64 : kStepBytes;
+}
+
+// Steps `first` … `first + count - 1`, all in one chunk.
+template <class Step, int R, int V, int count>
+static inline __attribute__((always_inline)) void add_block(typename Step::Accumulator (&acc)[R][V], const char* panel,
+                                                            int column, const char* const (&x)[R], int64_t first) {
+  Units w = units_at<Step>(panel, column, first);
+#pragma GCC unroll 8
+  for (int step = 0; step < count; ++step) add_step<Step, R, V>(acc, w, x, (first + step) * Step::x_bytes);
+}
+
+// Adds steps `first` … `last - 1` of the outputs from `column` on, one after the other.
+template <class Step, int R, int V>
+static inline __attribute__((always_inline)) void add_singly(typename Step::Accumulator (&acc)[R][V], const char* panel,
+                                                             int column, const char* const (&x)[R], int64_t first,
+                                                             int64_t last, Ahead& ahead) {
+  for (int64_t stop; first < last; first = stop) {
+    const int64_t next = Step::tiled ? (first / kChunkSteps + 1) * kChunkSteps : last;
+    stop = next < last ? next : last;
+    Units w = units_at<Step>(panel, column, first);
+    for (int64_t offset = first * Step::x_bytes; offset < stop * Step::x_bytes; offset += Step::x_bytes) {
+      if (R == 1) prefetch_row<Step::tiled ? kChunkTileBytes : 64>(w.first);
+      else ahead.one_step();
+      add_step<Step, R, V>(acc, w, x, offset);
+    }
   }
 }
 
-// Adds steps `first` … `last - 1` of the outputs from `column` on.
+// The same, in blocks where there are several rows. A chunk is some blocks: none reaches into the next if it begins in its place.
 template <class Step, int R, int V>
 static inline __attribute__((always_inline)) void add_steps(typename Step::Accumulator (&acc)[R][V], const char* panel,
                                                             int column, const char* const (&x)[R], int64_t first,
                                                             int64_t last, Ahead& ahead) {
-  if (!Step::tiled) {
-    const char* w = panel + first * kStepBytes + column * 4;
-    return add_run<Step, R, V, kStepBytes>(acc, {w, w}, w, x, first, last, ahead);
+  constexpr int block = block_steps<Step>;
+  const bool blocks = R > 1 && ahead.by_block && first % block == 0;
+  for (; blocks && first + block <= last; first += block) {
+    ahead.block();
+    add_block<Step, R, V, block>(acc, panel, column, x, first);
   }
-  for (int64_t stop; first < last; first = stop) {
-    const int64_t chunk = first / kChunkSteps, next = (chunk + 1) * kChunkSteps;
-    stop = next < last ? next : last;
-    const char* w = panel + chunk * kChunkBytes + first % kChunkSteps * 64;
-    const char* own = w + tile_offset(chunk, column / 16) + column % 16 * 4;
-    add_run<Step, R, V, 64>(acc, {own, w + tile_offset(chunk, 2)}, w, x, first, stop, ahead);
-  }
+  add_singly<Step, R, V>(acc, panel, column, x, first, last, ahead);
 }
 
 // The same, where sums of products with 4-bit weights stay in 16 bits for four steps.
@@ -194,6 +240,15 @@ static inline const float* group_floats(const ProductTile& tile, const char* pac
   for (int v = 0; v < V; ++v)
     store(wide + v * kLanes, load_half(reinterpret_cast<const uint16_t*>(packed) + index + v * kLanes));
   return wide;
+}
+
+// The same in registers.
+template <int V>
+static inline void group_vectors(const ProductTile& tile, const char* packed, int64_t index, Vf (&vectors)[V]) {
+#pragma GCC unroll 16
+  for (int v = 0; v < V; ++v)
+    vectors[v] = tile.half_scales ? load_half(reinterpret_cast<const uint16_t*>(packed) + index + v * kLanes)
+                                  : load(reinterpret_cast<const float*>(packed) + index + v * kLanes);
 }
 
 // Sums of a row's bytes `high` and `low` → their product's value.
