@@ -6,6 +6,7 @@
 #include "kernels/attention_amx.h"
 #include "kernels/attention_amx_bf16.h"
 #include "kernels/attention_int8.h"
+#include "kernels/attention_rows.h"
 #include "kernels/attention_tile.h"
 #include "kernels/rope.h"
 #include "kernels/simd.h"
@@ -35,7 +36,7 @@ struct Work {
   float *keys, *values;            // a tile as floats
 #ifdef NORIA_INTEGER_ATTENTION
   ByteQueries q;
-  ByteWeights weights;
+  QuadWeights weights;
   TileScales tile_scales;
 #endif
 #ifdef NORIA_AMX_ATTENTION
@@ -54,7 +55,7 @@ struct Work {
 #ifdef NORIA_INTEGER_ATTENTION
     const int64_t stride = (job.cache.head_dim + 63) / 64 * 64;
     q = {take<int8_t>(rows * stride), take<int8_t>(rows * stride), stride, take<int32_t>(rows), take<float>(rows)};
-    weights = {take<uint8_t>(rows * kTile), take<uint8_t>(rows * kTile)};
+    weights = {take<uint8_t>(2 * rows * kTile)};
     tile_scales = {scales, scales + kTile, scales + 2 * kTile, 0};
 #endif
 #ifdef NORIA_AMX_ATTENTION
@@ -233,18 +234,6 @@ static float weigh(const AttentionJob& job, const Tile& tile, int row, float row
   return kScales ? reduce_max(largest) : 0;
 }
 
-// Calls visit(first row, rows, first vector, vectors) for strips of at most `most_rows` rows and `most_vectors` vectors.
-template <class F> static inline void strips(int rows, int vectors, int most_rows, int most_vectors, F visit) {
-  for (int r = 0; r < rows;) {
-    // Four rows go in two pairs where three is the most: a strip of one row would use a third of the registers.
-    const int left = rows - r;
-    const int count = left <= most_rows ? left : left == most_rows + 1 ? (left + 1) / 2 : most_rows;
-    for (int v = 0; v < vectors; v += most_vectors)
-      visit(r, count, v, vectors - v < most_vectors ? vectors - v : most_vectors);
-    r += count;
-  }
-}
-
 // kScales: the cache is int8, whatever T the tile has been turned into.
 template <class T, bool kScales> static void attend_tile(const AttentionJob& job, const Tile& tile, const Tile* next, const Work& work) {
   static constexpr TileKernels<T, false> plain;
@@ -286,7 +275,7 @@ static void attend_block(const AttentionJob& job, const Tile& tile, const Tile* 
     block.most[r] = reduce_max(scale_sums<true>(job, query_scale, work.tile_scales, block.seen[r], sum,
                                              work.scores + r * kTile));
   }
-  update_maxima(job, row, rows, block);
+  update_maxima(job, work.tile_scales, row, rows, block);
   for (int r = 0; r < rows; ++r)
     weigh_seen(work.tile_scales, work.scores + r * kTile, r, block, job.sum + (row + r) * kSumLanes, work.weights, r);
   strips(rows, (dim + kLanes - 1) / kLanes, kIntegerRows, kIntegerVectors, [&](int r, int count, int v, int vectors) {
@@ -298,7 +287,8 @@ static void attend_block(const AttentionJob& job, const Tile& tile, const Tile* 
 
 static void attend_tile_integer(const AttentionJob& job, const Tile& tile, const Tile* next, Work& work) {
   prepare_scales(work.tile_scales);
-  for (int row = 0; row < job.rows; row += kBlockRows)
+  const RowWork rows{work.q, work.tile_scales, work.weights, work.scores};
+  for (int row = attend_whole_blocks(job, tile.first, tile.keys, tile.values, rows); row < job.rows; row += kBlockRows)
     attend_block(job, tile, row == 0 ? next : nullptr, work, row, job.rows - row < kBlockRows ? job.rows - row : kBlockRows);
 }
 #endif
@@ -406,7 +396,8 @@ static void attend_segment_amx(const AttentionJob& job) {
   StagedTile staged[kSegmentTiles];
   int count = 0;
   for (int first = job.keys.begin; first < job.keys.end; first += kTile, ++count) stage(job, first, work, count, staged[count]);
-  const TileJob tiles{job, work.q, work.weights, work.tile};
+  const ByteWeights weights{work.weights.bytes, work.weights.bytes + kBlockRows * kTile};
+  const TileJob tiles{job, work.q, weights, work.tile};
   configure_tiles(job.rows);
   const int parts = (job.rows + kBlockRows - 1) / kBlockRows;
   for (int row = 0; row < job.rows; row += kBlockRows) {

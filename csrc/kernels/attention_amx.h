@@ -152,23 +152,10 @@ static inline void scale_rows(const TileJob& tiles, bool all, int from, int to, 
   }
 }
 
-// The largest lane of each of 16 vectors.
-static inline Vf reduce_max_rows(Vf* rows) {
-  for (int i = 0; i < 8; ++i)
-    rows[i] = max(_mm512_shuffle_f32x4(rows[i], rows[i + 8], 0x44), _mm512_shuffle_f32x4(rows[i], rows[i + 8], 0xee));
-  for (int i = 0; i < 4; ++i)
-    rows[i] = max(_mm512_shuffle_f32x4(rows[i], rows[i + 4], 0x88), _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0xdd));
-  // Each quarter of rows[i] now holds four candidates of row i, i + 8, i + 4 and i + 12.
-  const Vf a = max(_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
-  const Vf b = max(_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
-  const Vf c = max(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-  return _mm512_shuffle_f32x4(c, c, 0xd8);  // quarters: rows 0…, 4…, 8…, 12…
-}
-
 static inline void finish_scaling(const TileJob& tiles, RowBlock& block) {
   for (int r = block.rows; r < kBlockRows; ++r) block.most[r] = set1(-__builtin_inff());
   store(block.state.most, reduce_max_rows(block.most));
-  update_maxima(tiles.job, block.row, block.rows, block.state);
+  update_maxima(tiles.job, block.tile->scales, block.row, block.rows, block.state);
 }
 
 static inline void weigh_block_row(const TileJob& tiles, int r, RowBlock& block) {

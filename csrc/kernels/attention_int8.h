@@ -121,11 +121,36 @@ struct TileScales {
   float factor;          // of those: value of a code
 };
 
-// Weights of a tile in bytes, in the order that packing leaves them in: the four tokens of quad q (4 q … 4 q + 3) are at
+// Weights of a tile in bytes, as rows of AMX tiles. Packing leaves the four tokens of quad q (4 q … 4 q + 3) at
 // weight_quad(q). Its own inverse.
 static inline int weight_quad(int q) { return q % 4 * 4 + q / 4; }
 struct ByteWeights {
   uint8_t *high, *low;  // [rows][kAttentionTile]
+
+  void put(int row, const Vi* codes) const {
+    const Vi half = set1_int(0xffff), byte = set1_int(0x00ff00ff);
+    const Vi a = _mm512_packus_epi32(and_int(codes[0], half), and_int(codes[1], half));
+    const Vi b = _mm512_packus_epi32(and_int(codes[2], half), and_int(codes[3], half));
+    _mm512_storeu_si512(high + row * kAttentionTile, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+    _mm512_storeu_si512(low + row * kAttentionTile, _mm512_packus_epi16(and_int(a, byte), and_int(b, byte)));
+  }
+};
+
+// The same for VNNI, which takes them quad by quad: a shuffle per vector leaves the high bytes of quad q at quad_weights(q)
+// and the low ones four bytes on.
+static constexpr int quad_weights(int q) { return q / 8 * 64 + q / 4 % 2 * 8 + q % 4 * 16; }
+struct QuadWeights {
+  uint8_t* bytes;  // [rows][2 * kAttentionTile]
+
+  uint8_t* at(int row) const { return bytes + row * 2 * kAttentionTile; }
+  void put(int row, const Vi* codes) const {
+    const Vi first = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
+    const Vi second = _mm512_broadcast_i32x4(_mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 1, 5, 9, 13, 0, 4, 8, 12));
+    const __mmask64 upper = 0xff00ff00ff00ff00;
+    for (int i = 0; i < kAttentionTile / kLanes; i += 2)
+      _mm512_storeu_si512(at(row) + i * 32, _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(codes[i], first), upper,
+                                                                     codes[i + 1], second));
+  }
 };
 
 // Of the rows of a block.
@@ -139,25 +164,23 @@ struct alignas(64) BlockState {
   uint64_t seen[kBlockRows];
 };
 
-// 2^x for x <= 0 within 3e-6, and for x slightly above; a row's vectors at once, step by step, so that they overlap. What
-// scalef takes of x is its floor. Powers below 2^-100 count as 0: so does their code, and subnormal numbers are slow.
+// 2^x for x <= 0 within 3e-6; a row's vectors at once, step by step, so that they overlap. What scalef takes of x is its
+// floor. Powers below 2^-100 become that: their code is 0 anyway, and subnormal numbers are slow.
 static inline void weight_powers(Vf* x, Vf* p) {
   Vf r[kTileVectors];
 #define NORIA_STEP(statement) _Pragma("GCC unroll 4") for (int v = 0; v < kTileVectors; ++v) statement
+  NORIA_STEP(x[v] = max(x[v], set1(-100.0f));)
   NORIA_STEP(r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);)
   NORIA_STEP(p[v] = fma(set1(1.3534167996e-2f), r[v], set1(5.2011461076e-2f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(2.4144275611e-1f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(6.9300383479e-1f));)
   NORIA_STEP(p[v] = fma(p[v], r[v], set1(1.0000025933f));)
-  NORIA_STEP(p[v] = _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x[v], set1(-100.0f), _CMP_GT_OQ), p[v], x[v]);)
+  NORIA_STEP(p[v] = _mm512_scalef_ps(p[v], x[v]);)
 #undef NORIA_STEP
 }
 
-// A product of at most kWeightCodes, rounded to an integer: the low bits of a sum whose floats are as far apart as those. It is
-// more where scores are in the thousands, whose rounding makes the power exceed 1 by more than its error.
-static inline Vi weight_code(Vf power, Vf factor) {
-  return and_int(as_int(min(set1(0x1p23f + 65535.0f), fma(power, factor, set1(0x1p23f)))), set1_int(0xffff));
-}
+// A product of at most kWeightCodes, rounded to an integer: the low 16 bits of a sum whose floats are as far apart as those.
+static inline Vi weight_code(Vf power, Vf factor) { return as_int(fma(power, factor, set1(0x1p23f))); }
 
 static inline void smallest_factor(float largest, float& inverse, float& factor) {
   const bool usable = largest > 1e-30f;
@@ -203,46 +226,56 @@ static inline Vf scale_sums(const AttentionJob& job, float query_scale, const Ti
   return most;
 }
 
+// The largest lane of each of 16 vectors.
+static inline Vf reduce_max_rows(Vf* rows) {
+  for (int i = 0; i < 8; ++i)
+    rows[i] = max(_mm512_shuffle_f32x4(rows[i], rows[i + 8], 0x44), _mm512_shuffle_f32x4(rows[i], rows[i + 8], 0xee));
+  for (int i = 0; i < 4; ++i)
+    rows[i] = max(_mm512_shuffle_f32x4(rows[i], rows[i + 4], 0x88), _mm512_shuffle_f32x4(rows[i], rows[i + 4], 0xdd));
+  // Each quarter of rows[i] now holds four candidates of row i, i + 8, i + 4 and i + 12.
+  const Vf a = max(_mm512_unpacklo_ps(rows[0], rows[1]), _mm512_unpackhi_ps(rows[0], rows[1]));
+  const Vf b = max(_mm512_unpacklo_ps(rows[2], rows[3]), _mm512_unpackhi_ps(rows[2], rows[3]));
+  const Vf c = max(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  return _mm512_shuffle_f32x4(c, c, 0xd8);  // quarters: rows 0…, 4…, 8…, 12…
+}
+
 // From what scale_sums makes of a row to powers of two.
 static inline float score_scale(const AttentionJob& job, float query_scale) {
   return job.softcap ? 1.0f : query_scale * (job.scale * kLog2E);
 }
 
-// From the block's largest sums: levels, gains and decays; new maxima.
-static inline void update_maxima(const AttentionJob& job, int row, int rows, BlockState& block) {
+// From the block's largest sums: levels, gains and decays; new maxima. A level is a little more than the largest score, so
+// that no rounding makes a power exceed 1, however large the scores.
+static inline void update_maxima(const AttentionJob& job, const TileScales& scales, int row, int rows, BlockState& block) {
   const __mmask16 valid = first_lanes(rows);
   const Vf most = load(block.most);
   const __mmask16 sees = _mm512_cmp_ps_mask(most, set1(-__builtin_inff()), _CMP_GT_OQ);
-  const Vf level = _mm512_maskz_mul_ps(sees, most, load(block.scale));
+  const Vf largest = _mm512_maskz_mul_ps(sees, most, load(block.scale)), level = fma(abs(largest), set1(0x1p-22f), largest);
   const Vf before = load_partial(job.maximum + row, rows);
   const Vf now = _mm512_mask_max_ps(before, sees, level, before);
   store(block.level, level);
   const Vf below = sub(level, now);  // a tile that far below the maximum adds nothing, and slowly
-  store(block.gain, _mm512_maskz_mov_ps(sees & _mm512_cmp_ps_mask(below, set1(-64.0f), _CMP_GT_OQ), power_of_two(below)));
+  const __mmask16 counts = sees & _mm512_cmp_ps_mask(below, set1(-64.0f), _CMP_GT_OQ);
+  const Vf gain = _mm512_maskz_mov_ps(counts, power_of_two(below));
+  store(block.gain, gain);
+  store(block.factor, mul(gain, set1(scales.factor)));
   store(block.decay, power_of_two(sub(before, now)));
   _mm512_mask_storeu_ps(job.maximum + row, valid, now);
 }
 
-// Four vectors of weight codes → their high and low bytes.
-static inline void split_weights(const Vi* codes, uint8_t* high, uint8_t* low) {
-  const Vi a = _mm512_packus_epi32(codes[0], codes[1]), b = _mm512_packus_epi32(codes[2], codes[3]);
-  const Vi mask = set1_int(0x00ff00ff);
-  _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
-  _mm512_storeu_si512(low, _mm512_packus_epi16(and_int(a, mask), and_int(b, mask)));
-}
-
 // Scaled sums of one row of the block → weights in bytes, and the row's sum.
-template <bool kSome>
-static inline void weigh_row(const TileScales& scales, const float* scaled, int r, BlockState& block,
-                             float* sum, uint8_t* high, uint8_t* low) {
+template <bool kSome, class Weights>
+static inline void weigh_row(const TileScales& scales, const float* scaled, int r, BlockState& block, float* sum,
+                             const Weights& weights, int row) {
   static_assert(kTileVectors == 4);
   const uint64_t seen = block.seen[r];
-  float inverse = 0, factor = scales.factor;
+  float inverse = 0, factor = 0;
   if (kSome) {  // later tokens must not matter, neither do their scales
     Vf most = zero();
     for (int v = 0; v < kTileVectors; ++v)
       most = max(most, _mm512_maskz_loadu_ps(lanes_of(seen, v), scales.values + v * kLanes));
     smallest_factor(reduce_max(most), inverse, factor);
+    block.factor[r] = factor * block.gain[r];
   }
   const Vf scale = set1(block.scale[r]), level = set1(-block.level[r]);
   Vf x[kTileVectors], p[kTileVectors];
@@ -257,23 +290,18 @@ static inline void weigh_row(const TileScales& scales, const float* scaled, int 
     codes[v] = weight_code(p[v], factors);
   }
   const Vf total = add(add(p[0], p[1]), add(p[2], p[3]));
-  split_weights(codes, high, low);
+  weights.put(row, codes);
   store(sum, fma(total, set1(block.gain[r]), mul(load(sum), set1(block.decay[r]))));
-  block.factor[r] = factor * block.gain[r];
 }
 
-static inline void hide_row(int r, BlockState& block, uint8_t* high, uint8_t* low) {
-  _mm512_storeu_si512(high, set1_int(0));
-  _mm512_storeu_si512(low, set1_int(0));
-  block.factor[r] = 0;
-}
-
+template <class Weights>
 static inline void weigh_seen(const TileScales& scales, const float* scaled, int r, BlockState& block,
-                              float* sum, const ByteWeights& weights, int row) {
-  uint8_t *high = weights.high + row * kAttentionTile, *low = weights.low + row * kAttentionTile;
-  if (block.seen[r] == ~uint64_t{0}) weigh_row<false>(scales, scaled, r, block, sum, high, low);
-  else if (block.seen[r]) weigh_row<true>(scales, scaled, r, block, sum, high, low);
-  else hide_row(r, block, high, low);
+                              float* sum, const Weights& weights, int row) {
+  if (block.seen[r] == ~uint64_t{0}) return weigh_row<false>(scales, scaled, r, block, sum, weights, row);
+  if (block.seen[r]) return weigh_row<true>(scales, scaled, r, block, sum, weights, row);
+  const Vi none[kTileVectors] = {set1_int(0), set1_int(0), set1_int(0), set1_int(0)};
+  weights.put(row, none);
+  block.factor[r] = 0;
 }
 
 // accumulated = accumulated * decay + sums of weights · values.
@@ -282,25 +310,25 @@ static inline void add_values(Vi sums, Vf decay, Vf factor, float* at) {
 }
 
 template <int R, int V, bool kAhead>
-static void accumulate_integer(const ByteWeights& weights, int row, const BlockState& block, int block_row,
+static void accumulate_integer(const QuadWeights& weights, int row, const BlockState& block, int block_row,
                                const ValueTile& tile, const ValueTile& next, int dim, float* accumulated) {
   Vi high[R][V], low[R][V];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) high[r][v] = low[r][v] = set1_int(0);
-  const uint8_t *w_high = weights.high + row * kAttentionTile, *w_low = weights.low + row * kAttentionTile;
+  const uint8_t* bytes = weights.at(row);
   const int64_t stride = static_cast<int64_t>(tile.head_dim) * 4;
   for (int first = 0; first < tile.tokens; first += 8) {
     const char* words = tile.runs[first / 8] + dim * 4;
     const char* ahead = kAhead ? next.runs[first / 8] + dim * 4 : nullptr;
     for (int t = first; t < first + 8 && t < tile.tokens; t += 4, words += stride) {
-      const int at = weight_quad(t / 4) * 4;
+      const uint8_t* quad = bytes + quad_weights(t / 4);
       Vi h[R], l[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        h[r] = broadcast_bytes(w_high + r * kAttentionTile + at);
-        l[r] = broadcast_bytes(w_low + r * kAttentionTile + at);
+        h[r] = broadcast_bytes(quad + r * 2 * kAttentionTile);
+        l[r] = broadcast_bytes(quad + r * 2 * kAttentionTile + 4);
       }
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) {
@@ -324,7 +352,7 @@ static void accumulate_integer(const ByteWeights& weights, int row, const BlockS
 }
 
 using DotIntegerFn = void (*)(const ByteQueries&, int, int, const char* const*, const char* const*, int32_t*);
-using AccumulateIntegerFn = void (*)(const ByteWeights&, int, const BlockState&, int, const ValueTile&, const ValueTile&, int,
+using AccumulateIntegerFn = void (*)(const QuadWeights&, int, const BlockState&, int, const ValueTile&, const ValueTile&, int,
                                      float*);
 
 template <bool kAhead> struct IntegerKernels {  // [rows - 1][vectors - 1]

@@ -204,4 +204,16 @@ template <class T, bool kAhead> struct TileKernels {
   }
 };
 
+// Calls visit(first row, rows, first vector, vectors) for strips of at most `most_rows` rows and `most_vectors` vectors.
+template <class F> static inline void strips(int rows, int vectors, int most_rows, int most_vectors, F visit) {
+  for (int r = 0; r < rows;) {
+    // Four rows go in two pairs where three is the most: a strip of one row would use a third of the registers.
+    const int left = rows - r;
+    const int count = left <= most_rows ? left : left == most_rows + 1 ? (left + 1) / 2 : most_rows;
+    for (int v = 0; v < vectors; v += most_vectors)
+      visit(r, count, v, vectors - v < most_vectors ? vectors - v : most_vectors);
+    r += count;
+  }
+}
+
 }  // namespace noria::NORIA_ISA
