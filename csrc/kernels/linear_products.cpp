@@ -1,5 +1,6 @@
 // Products of a tile, by scheme and number of rows. See linear.h for the layouts.
 #include "kernels/linear_tile.h"
+#include "kernels/linear_widened.h"
 #include "kernels/linear_amx.h"
 #include "kernels/linear_amx_groups.h"
 
@@ -161,13 +162,22 @@ const LinearProducts linear_products = {
     {nullptr, nullptr, &amx_int8, &amx_int4, nullptr},
     &amx_done};
 #else
+#if defined(__AVX2__) && !defined(NORIA_DOT_BF16)
+template <int R> struct WidenedTile {
+  static void run(const ProductTile& tile) { float_tile<StepWidened, R, float_vectors(R)>(tile); }
+};
+static const ManyRowProducts many_bf16 = {kLeastWidened, kWidenedRows, &widened_room<kRows>, &widened<kRows, &by_rows<WidenedTile, kRows>>};
+constexpr const ManyRowProducts* kManyBf16 = &many_bf16;
+#else
+constexpr const ManyRowProducts* kManyBf16 = nullptr;
+#endif
 const LinearProducts linear_products = {{kRows, kRows, kInt8Rows, kInt4Rows, kInt8Rows / 2},
                                         {},
                                         {&by_rows<F32Tile, kRows>, &by_rows<Bf16Tile, kRows>, &by_rows<Int8Tile, kInt8Rows>,
                                          &by_rows<Int4Tile, kInt4Rows>, &by_rows<WideTile, kInt8Rows / 2>},
                                         {},
                                         {},
-                                        {},
+                                        {nullptr, kManyBf16, nullptr, nullptr, nullptr},
                                         nullptr};
 #endif
 
