@@ -27,6 +27,10 @@ static inline void dot_bytes(Vi& sum, Vi bytes, Vi codes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(codes));
 }
 
+// One register for a pointer, with constant displacements from it: left to itself, the compiler keeps a register per address,
+// and those that it runs out of in vector registers, whose moves take the place of products.
+template <class T> static inline void keep(T*& pointer) { asm("" : "+r"(pointer)); }
+
 static inline Vi broadcast_bytes(const void* p) {
   int32_t word;
   std::memcpy(&word, p, 4);
@@ -324,6 +328,7 @@ static void accumulate_integer(const QuadWeights& weights, int row, const BlockS
     const char* ahead = kAhead ? next.runs[first / 8] + dim * 4 : nullptr;
     for (int t = first; t < first + 8 && t < tile.tokens; t += 4, words += stride) {
       const uint8_t* quad = bytes + quad_weights(t / 4);
+      keep(quad);
       Vi h[R], l[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {

@@ -57,10 +57,6 @@ static void score_strip(const ByteQueries& q, int row, int dim, const char* cons
   }
 }
 
-// One register for a pointer, with constant displacements from it: left to itself, the compiler keeps a register per address,
-// and those that it runs out of in vector registers, whose moves take the place of products.
-template <class T> static inline void keep(T*& pointer) { asm("" : "+r"(pointer)); }
-
 static constexpr int kRunWeights[] = {quad_weights(0), quad_weights(2),  quad_weights(4),  quad_weights(6),
                                       quad_weights(8), quad_weights(10), quad_weights(12), quad_weights(14)};
 
