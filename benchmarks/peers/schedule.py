@@ -15,6 +15,7 @@ ORDER = (
     "Noria int8",
     "llama.cpp Q8_0",
     "vLLM bf16",
+    "vLLM f32",
     "Noria bf16",
     "llama.cpp BF16",
     "Noria stored",

