@@ -5,8 +5,8 @@
 // far below the cache's own rounding (1/254). A code is split in two bytes, 256 * high + low, whose products with the
 // cache's bytes are summed in int32. Integers make every path exact: which one computes a row cannot change a bit.
 //
-// Weights are relative to the largest score of their own tile, so that a tile far below the maximum keeps its precision;
-// `gain` brings a tile's sums to the level of the rows' maximum.
+// Weights are relative to (a little more than) the largest score of their own tile, so that a tile far below the maximum keeps
+// its precision; `gain` brings a tile's sums to the level of the rows' maximum.
 #pragma once
 #include "kernels/attention_tile.h"
 #include "kernels/quantise.h"
@@ -161,7 +161,7 @@ struct QuadWeights {
 struct alignas(64) BlockState {
   float most[kBlockRows];    // largest key-scaled sum that the row sees, -inf if it sees none
   float scale[kBlockRows];   // of those, to powers of two
-  float level[kBlockRows];   // largest score of the tile
+  float level[kBlockRows];   // a little above the largest score of the tile
   float gain[kBlockRows];    // 2^(level - maximum)
   float decay[kBlockRows];   // 2^(maximum before - maximum)
   float factor[kBlockRows];  // of the sums of weights · values

@@ -118,7 +118,8 @@ struct LinearProducts {
   GatedProducts gated[kProducts];                   // null where there is none. The results are those of `run`
   // Where not null: a product of no more than two rows in all is faster so. The results are the same.
   void (*few[kProducts])(const ProductTile& tile);
-  // Where not null: so many rows are faster over weights that are unpacked once for all of them. The results are the same.
+  // Where not null: so many rows are faster over weights that are unpacked once for all of them, or (bf16) when they themselves
+  // are widened once. The results are the same.
   const struct ManyRowProducts* many[kProducts];
   void (*done)();                                   // to be called when a thread has run its tiles; may be null
 };

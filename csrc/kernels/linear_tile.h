@@ -15,7 +15,7 @@ constexpr int kBlockPhases = 8;
 #else
 constexpr int kBlockPhases = 2;
 #endif
-// Where a panel is fetched during fewer tiles than these, they wait for it.
+// Where a panel is fetched during so few tiles, they wait for it.
 constexpr int kFewTiles = 6;
 template <class Step> constexpr int block_steps = kBlockPhases / Step::phases;
 
@@ -41,8 +41,9 @@ struct Ahead {
   bool by_block;       // a little, for tiles that have more to do than to wait: as one stream, `lines` at the start of a block
   int64_t lines;
   template <class Step> static Ahead of(const ProductTile& tile) {
-    const int64_t lines = (2 * tile.ahead_step * block_steps<Step> + 63) / 64;
-    return {tile.ahead, tile.ahead_half, tile.ahead_step, tile.ahead_step < kStepBytes / 2 / kFewTiles, lines};
+    const int64_t bytes = 2 * tile.ahead_step * block_steps<Step>;  // of a block: whole lines of it, or it would ask for much twice
+    const bool by_block = tile.ahead_step < kStepBytes / 2 / kFewTiles && (bytes == 0 || bytes >= 64);
+    return {tile.ahead, tile.ahead_half, tile.ahead_step, by_block, (bytes + 63) / 64};
   }
   inline __attribute__((always_inline)) void block() {
     for (const char* const end = at + lines * 64; at != end; at += 64) __builtin_prefetch(at, 0, 2);
@@ -188,10 +189,13 @@ static inline __attribute__((always_inline)) void add_singly(typename Step::Accu
     const int64_t next = Step::tiled ? (first / kChunkSteps + 1) * kChunkSteps : last;
     stop = next < last ? next : last;
     Units w = units_at<Step>(panel, column, first);
+    // Where the halves lie does not matter here: all of a step's lines are asked for.
+    const char* line = Step::tiled ? panel + first / kChunkSteps * kChunkBytes + first % kChunkSteps * 64 : w.first;
     for (int64_t offset = first * Step::x_bytes; offset < stop * Step::x_bytes; offset += Step::x_bytes) {
-      if (R == 1) prefetch_row<Step::tiled ? kChunkTileBytes : 64>(w.first);
+      if (R == 1) prefetch_row<Step::tiled ? kChunkTileBytes : 64>(line);
       else ahead.one_step();
       add_step<Step, R, V>(acc, w, x, offset);
+      line += Step::tiled ? 64 : kStepBytes;
     }
   }
 }
