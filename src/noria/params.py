@@ -44,6 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logprobs: None, or how many of the most likely alternatives to report beside the chosen token (0 … 20).
         prompt_logprobs: the same for each prompt token.
         skip_special_tokens: leave control tokens out of the text.
+        include_stop_str_in_output: the stop string that ended the output stays in it.
     """
 
     temperature: float = 1.0
@@ -64,6 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         # The one place that may write to it: one string, or a list, is taken for what it means.

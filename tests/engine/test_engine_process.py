@@ -148,27 +148,24 @@ def test_a_client_of_another_build_is_refused(start):
     assert engine.process.wait(10) == 1
 
 
-@pytest.mark.parametrize("way", ["message", "signal"])
-def test_drained_it_finishes_what_it_has_and_exits(start, way):
+def test_drained_it_finishes_what_it_has_and_exits(start):
     engine = start("slow")
     engine.receive()
     engine.send(submit(1, PROMPT, max_tokens=10))
     engine.receive()
-    if way == "message":
-        engine.send(Control("drain"))
-    else:
-        engine.process.send_signal(signal.SIGTERM)
+    engine.send(Control("drain"))
     assert len(engine.tokens_until_end(1)) == 9
     assert engine.process.wait(10) == 0
 
 
-def test_idle_it_drains_at_once_and_ctrl_c_is_not_its_business(start):
+def test_idle_it_drains_at_once_and_signals_to_the_group_are_not_its_business(start):
     engine = start()
     engine.receive()
-    engine.process.send_signal(signal.SIGINT)
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        engine.process.send_signal(sign)
     time.sleep(0.2)
     assert engine.process.poll() is None
-    engine.process.send_signal(signal.SIGTERM)
+    engine.send(Control("drain"))
     assert engine.process.wait(10) == 0
 
 

@@ -76,11 +76,14 @@ class LineTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = {},
+        continue_final: bool = False,
     ) -> str:
         if any(message["role"] == "tool" for message in messages):
             raise TemplateError("this template knows no tools", "messages")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         lines += [f"{key}={value}\n" for key, value in variables.items()]
+        if continue_final:
+            return "".join(lines).removesuffix("\n")
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")
 
 

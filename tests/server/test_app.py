@@ -378,6 +378,26 @@ def test_others_go_on_when_one_leaves() -> None:
         assert replies[0].json()["choices"][0]["text"] == recited(60)
 
 
+def test_unknown_fields_are_counted(running: Running, http: httpx.Client) -> None:
+    def counted() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        line = next(line for line in lines if line.startswith("noria_request_unknown_fields_total{"))
+        return float(line.rpartition(" ")[2])
+
+    before = counted()
+    body = {"prompt": "a", "max_tokens": 1, "user": "me", "metadata": {"a": "b"}, "temprature": 0, "mood": [1]}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    assert counted() == before + 2
+
+
+def test_unknown_fields_are_refused_where_that_is_wanted() -> None:
+    with serving(options=ServerOptions(strict_fields=True)) as server, httpx.Client(base_url=server.url) as http:
+        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "user": "me"}).status_code == 200
+        refused = error_of(http.post("/v1/completions", json={"prompt": "a", "temprature": 0}), 400)
+        assert refused["param"] == "temprature"
+        assert "temperature" in refused["message"]
+
+
 def test_a_dead_engine_is_503_everywhere() -> None:
     core = ReciterCore(pause=0.01)
     with serving(core) as server, httpx.Client(base_url=server.url, timeout=20) as http:

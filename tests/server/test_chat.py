@@ -60,6 +60,30 @@ def test_template_variables_and_prompt_ids(http: httpx.Client) -> None:
     assert made["choices"][0]["token_ids"] == [ord("W")]
 
 
+def test_the_last_message_goes_on(http: httpx.Client) -> None:
+    talk = [*HELLO, {"role": "assistant", "content": "The wheel"}]
+    body = {"messages": talk, "continue_final_message": True, "max_tokens": 1, "return_token_ids": True}
+    assert bytes(ask(http, **body)["prompt_token_ids"][1:]).decode() == "user: hello\nassistant: The wheel"
+    for wrong in ({"messages": HELLO}, {"add_generation_prompt": True}):
+        reply = http.post("/v1/chat/completions", json=body | wrong)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "continue_final_message"
+
+
+def test_a_conversation_is_cut_on_the_left(http: httpx.Client) -> None:
+    made = ask(http, truncate_prompt_tokens=11, max_tokens=1, return_token_ids=True)
+    assert bytes(made["prompt_token_ids"]).decode() == "assistant: "
+
+
+def test_every_chunk_tells_usage_if_asked(http: httpx.Client) -> None:
+    options = {"continuous_usage_stats": True}
+    body = {"messages": HELLO, "stream": True, "max_tokens": 6, "stream_options": options}
+    spent = [part["usage"]["completion_tokens"] for part in chunks(http.post("/v1/chat/completions", json=body))]
+    assert spent[0] == 0
+    assert spent == sorted(spent)
+    assert spent[-1] == 6
+
+
 def test_stream(http: httpx.Client) -> None:
     body = {"messages": HELLO, "stream": True, "max_tokens": 30, "stream_options": {"include_usage": True}}
     first, *parts, final, usage = chunks(http.post("/v1/chat/completions", json=body))

@@ -14,7 +14,7 @@ from noria.errors import EngineError, QueueFullError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.stream import RequestStream
-from noria.messages import Abort, EngineInfo, Finished, LogProbs, StepOutputs, Submit
+from noria.messages import Abort, Control, EngineInfo, EngineStats, Finished, LogProbs, StepOutputs, Submit
 from noria.params import SamplingParams
 
 
@@ -39,6 +39,16 @@ class Scripted:
 
     async def close(self) -> None:
         pass
+
+    def dump(self) -> None:
+        self.sent.append("dump")
+
+    def end(self) -> None:
+        self.news.put_nowait(EngineError("the engine process died (killed by SIGKILL)"))
+
+    @property
+    def submitted(self) -> list[Submit]:
+        return [message for message in self.sent if isinstance(message, Submit)]
 
     @property
     def aborted(self) -> list[int]:
@@ -207,6 +217,178 @@ def test_a_dead_engine_ends_every_request_once() -> None:
         assert (await client.refresh_stats()).running == 0
 
     run(test)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.frontend.supervisor.PAUSES", (0.0,))
+
+
+def run_replaceable(test: Callable[[EngineClient, list[Scripted]], Awaitable[None]]) -> None:
+    """With a client that makes another transport when one dies; `engines` has them all."""
+
+    async def main() -> None:
+        engines = [Scripted()]
+
+        def another() -> Scripted:
+            engines.append(Scripted())
+            return engines[-1]
+
+        client = EngineClient(engines[0], Pieces(ByteTokenizer()), (EOS,), make_transport=another)
+        await client.start()
+        await test(client, engines)
+        await client.close()
+        assert client.unfinished == 0
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_a_stream_goes_on_over_the_death_of_its_engine(no_pauses: None) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        stream, request = begin(client, stop=("never",))
+        await engines[0].say({request: list(b"water n")})
+        engines[0].end()
+        await until(lambda: len(engines) == 2 and len(engines[1].submitted) == 1)
+        (again,) = engines[1].submitted
+        assert np.frombuffer(again.received_ids, "<i4").tolist() == list(b"water n")
+        assert (again.request_id, again.params) == (request, engines[0].submitted[0].params)
+        await engines[1].say({request: list(b"ow")}, Finished(request, "length"))
+        (answer,) = await stream.result()
+        assert answer.text == "water now"
+        assert answer.finish is not None
+        assert answer.finish.reason == "length"
+        assert client.metrics.restarts == 1
+        assert "noria_engine_restarts_total" in client.metrics.render().decode()
+
+    run_replaceable(test)
+
+
+def test_requests_wait_for_an_engine_that_starts(no_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        go = asyncio.Event()
+
+        async def start(self: Scripted) -> EngineInfo:
+            await go.wait()
+            return ReciterCore().info
+
+        monkeypatch.setattr(Scripted, "start", start)
+        assert client.ready
+        engines[0].end()
+        await until(lambda: len(engines) == 2)
+        assert not client.ready
+        assert client.error is None
+        _, request = begin(client)
+        left, _ = begin(client)
+        left.close()
+        assert engines[1].submitted == []
+        go.set()
+        await until(lambda: client.ready)
+        assert [message.request_id for message in engines[1].submitted] == [request]
+
+    run_replaceable(test)
+
+
+def test_an_engine_that_cannot_be_started_again_ends_all(no_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        async def start(self: Scripted) -> EngineInfo:
+            raise EngineError("no memory")
+
+        monkeypatch.setattr(Scripted, "start", start)
+        stream, _ = begin(client)
+        engines[0].end()
+        with pytest.raises(UnavailableError, match=r"SIGKILL.*no memory"):
+            await stream.result()
+        assert client.error is not None
+        assert not client.ready
+
+    run_replaceable(test)
+
+
+def test_a_request_that_kills_engines_ends_in_error_and_the_others_go_on(no_pauses: None) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        good, first = begin(client)
+        bad, second = begin(client)
+        await engines[0].say({first: [97]})
+        for count in (2, 3, 4):
+            engines[-1].end()
+            await until(lambda count=count: len(engines) == count and bool(engines[-1].submitted))
+        (answer,) = await bad.result()
+        assert answer.finish is not None
+        assert answer.finish.reason == "error"
+        assert "more than once" in (answer.finish.message or "")
+        assert [message.request_id for message in engines[3].submitted] == [first]
+        assert [message.request_id for message in engines[1].submitted] == [second]
+        await engines[3].say({first: [98]}, Finished(first, "length"))
+        assert (await good.result())[0].text == "ab"
+
+    run_replaceable(test)
+
+
+def test_an_engine_without_progress_is_killed(no_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.frontend.supervisor.FIRST_STALL_SECONDS", 0.05)
+    monkeypatch.setattr("noria.frontend.supervisor.DUMP_SECONDS", 0.0)
+    monkeypatch.setattr("noria.frontend.client.WATCH_SECONDS", 0.01)
+
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        await asyncio.sleep(0.1)
+        assert client.ready  # nothing to do is no stall
+        stream, request = begin(client)
+        await until(lambda: "dump" in engines[0].sent)
+        monkeypatch.setattr("noria.frontend.supervisor.FIRST_STALL_SECONDS", 300.0)
+        await until(lambda: len(engines) == 2 and len(engines[1].submitted) == 1)
+        await engines[1].say({request: [97]}, Finished(request, "length"))
+        assert (await stream.result())[0].text == "a"
+
+    run_replaceable(test)
+
+
+def test_an_engine_that_steps_without_a_token_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.frontend.supervisor.FIRST_STALL_SECONDS", 0.5)
+    monkeypatch.setattr("noria.frontend.supervisor.STALL_SECONDS", 0.5)
+    monkeypatch.setattr("noria.frontend.client.WATCH_SECONDS", 0.01)
+
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        begin(client)
+        for step in range(1, 70):
+            asked = sum(isinstance(message, Control) for message in engines[0].sent)
+            await until(lambda asked=asked: sum(isinstance(one, Control) for one in engines[0].sent) > asked)
+            engines[0].news.put_nowait(StepOutputs(step=step, stats=EngineStats(running=1, steps_total=step)))
+        assert len(engines) == 1
+
+    run_replaceable(test)
+
+
+def test_engines_that_die_one_after_the_other_are_given_up(no_pauses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noria.frontend.supervisor.MOST_BARREN_ENGINES", 3)
+
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        streams = [begin(client)[0] for _ in range(5)]
+        for count in (1, 2, 3, 4):
+            await until(lambda count=count: len(engines) == count and bool(engines[-1].submitted))
+            engines[-1].end()
+        for stream in streams:
+            with pytest.raises(UnavailableError, match="one after the other"):
+                await stream.result()
+        assert client.error is not None
+
+    run_replaceable(test)
+
+
+def test_counts_of_dead_engines_stay(no_pauses: None) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        for engine, steps in ((0, 5), (1, 3)):
+            engines[engine].news.put_nowait(StepOutputs(step=steps, stats=EngineStats(steps_total=steps)))
+            await until(lambda steps=steps: client.metrics.stats.steps_total == steps)
+            engines[engine].end()
+            await until(lambda engine=engine: len(engines) == engine + 2 and client.ready)
+        assert client.metrics.total("steps_total") == 8
+
+    run_replaceable(test)
 
 
 def test_stop_ids_follow_ignore_eos() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fakes import BOS, EOS, TEXT, recited
+from fakes import BOS, EOS, MAX_LEN, TEXT, Running, recited
 
 
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:
@@ -55,6 +55,55 @@ def test_ignore_eos_and_visible_control_tokens(http: httpx.Client) -> None:
     shown = complete(http, prompt="brief", skip_special_tokens=False, min_tokens=6, max_tokens=6)["choices"][0]
     assert shown["text"] == recited(5) + "<eos>"
     assert shown["finish_reason"] == "length"
+
+
+def test_a_stop_string_may_stay_in_the_output(http: httpx.Client) -> None:
+    asked = {"stop": ["turn", "urns"], "max_tokens": 20}
+    cut = complete(http, **asked)["choices"][0]
+    kept = complete(http, **asked, include_stop_str_in_output=True)["choices"][0]
+    assert (cut["text"], cut["stop_reason"]) == ("Water ", "turn")
+    assert (kept["text"], kept["stop_reason"]) == ("Water turn", "turn")
+    body = {"prompt": "abc", "stream": True, "include_stop_str_in_output": True} | asked
+    streamed = chunks(http.post("/v1/completions", json=body))
+    assert "".join(part["choices"][0]["text"] for part in streamed) == "Water turn"
+
+
+def test_a_prompt_is_cut_on_the_left(http: httpx.Client) -> None:
+    made = complete(http, prompt="abcdef", truncate_prompt_tokens=3, echo=True, max_tokens=2, return_token_ids=True)
+    assert made["choices"][0]["prompt_token_ids"] == list(b"def")
+    assert made["choices"][0]["text"] == "def" + recited(2)
+    assert made["usage"]["prompt_tokens"] == 3
+    long = complete(http, prompt="x" * 1000, truncate_prompt_tokens=-1, max_tokens=10)
+    assert long["usage"]["prompt_tokens"] == MAX_LEN - 10
+    whole = complete(http, prompt="abc", truncate_prompt_tokens=100, return_token_ids=True)
+    assert whole["choices"][0]["prompt_token_ids"] == [BOS, *b"abc"]
+
+
+@pytest.mark.parametrize("wrong", [0, -2, MAX_LEN + 1])
+def test_how_much_is_kept_of_a_prompt_has_a_range(http: httpx.Client, wrong: int) -> None:
+    reply = http.post("/v1/completions", json={"prompt": "a", "truncate_prompt_tokens": wrong})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "truncate_prompt_tokens"
+    assert str(wrong) in reply.json()["error"]["message"]
+
+
+def test_every_chunk_tells_usage_if_asked(http: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": "abc", "stream": True, "max_tokens": 6, "stream_options": options}
+    spent = [part["usage"]["completion_tokens"] for part in chunks(http.post("/v1/completions", json=body))]
+    assert spent == sorted(spent)
+    assert spent[-1] == 6
+    assert 0 < spent[0] <= 6
+
+
+def test_a_cache_salt_keeps_prefixes_apart(running: Running, http: httpx.Client) -> None:
+    for salt in ("one", "two"):
+        complete(http, prompt="salted", cache_salt=salt)
+    complete(http, prompt="salted")
+    assert [submit.salt for submit in running.core.submitted[-3:]] == [":one", ":two", ""]
+    for wrong in ("", "x" * 257):
+        reply = http.post("/v1/completions", json={"prompt": "a", "cache_salt": wrong})
+        assert reply.json()["error"]["param"] == "cache_salt"
 
 
 def test_stop_token_is_named(http: httpx.Client) -> None:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,11 +38,16 @@ class Server:
 
     @property
     def engine(self) -> int:
+        """Process id; 0 while there is none."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        return int(children[0]) if children else 0
 
     def ask(self, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json={"prompt": "water"} | body, timeout=30)
+        return httpx.post(f"{self.url}/v1/completions", json={"prompt": "water"} | body, timeout=120)
+
+    def gauge(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(f"noria_{name}{{")).rpartition(" ")[2])
 
     def said(self, text: str) -> bool:
         return any(text in line["message"] for line in self.lines)
@@ -118,32 +122,62 @@ def test_answers_and_a_graceful_stop(tiny: Path, tmp_path: Path) -> None:
         assert cached.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
 
         replies: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: replies.append(server.ask(max_tokens=450, ignore_eos=True)))
-        asking.start()
-        metrics = f"{server.url}/metrics"
-        wait_until(lambda: 'noria_num_requests_running{model_name="' + str(tiny) + '"} 1.0' in httpx.get(metrics).text)
+
+        def ask_long() -> None:
+            replies.append(server.ask(n=4, max_tokens=450, ignore_eos=True))
+
+        asking = [threading.Thread(target=ask_long) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        wait_until(lambda: server.gauge("num_requests_waiting") >= 16, 30)
         server.process.send_signal(signal.SIGTERM)
-        asking.join(30)
-        assert replies[0].status_code == 200
-        assert replies[0].json()["usage"]["completion_tokens"] == 450
+        wait_until(lambda: server.said("running requests have"))
+        refused = server.ask()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert httpx.get(f"{server.url}/ready").status_code == 503
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        for thread in asking:
+            thread.join(60)
+        # What was accepted before the signal is finished, what came after it is refused.
+        accepted = [reply.json() for reply in replies if reply.status_code != 503]
+        assert [answer["usage"]["completion_tokens"] for answer in accepted] == [4 * 450] * len(accepted)
+        assert len(accepted) >= 5
         assert server.process.wait(10) == 0
-        assert server.said("stopping: 1 running request has")
 
 
-def test_a_killed_engine(tiny: Path, tmp_path: Path) -> None:
+def test_answers_go_on_over_the_death_of_the_engine(tiny: Path, tmp_path: Path) -> None:
+    asked = (
+        {"temperature": 0, "logprobs": 1},
+        {"temperature": 1.2, "seed": 7, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
+        {"temperature": 0.8, "seed": 8, "n": 2, "top_p": 0.9, "min_tokens": 200},
+    )
+    bodies = [{"prompt": f"water {i}", "max_tokens": 400, "ignore_eos": True} | asked[i % 3] for i in range(12)]
     with serving(tiny, tmp_path) as server:
-        engine = server.engine
-        replies: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: replies.append(server.ask(max_tokens=500, ignore_eos=True)))
-        asking.start()
-        time.sleep(0.05)
-        os.kill(engine, signal.SIGKILL)
-        asking.join(10)
-        assert replies[0].status_code == 503
-        assert "killed by SIGKILL" in replies[0].json()["error"]["message"]
-        assert httpx.get(f"{server.url}/health").status_code == 503
+        undisturbed = [server.ask(**body).json()["choices"] for body in bodies]
+        replies: dict[int, httpx.Response] = {}
+
+        def ask(index: int) -> None:
+            replies[index] = server.ask(**bodies[index])
+
+        asking = [threading.Thread(target=ask, args=(index,)) for index in range(len(bodies))]
+        for thread in asking:
+            thread.start()
+        for _ in range(3):
+            wait_until(lambda: server.gauge("num_requests_running") == 4, 60)
+            engine = server.engine
+            os.kill(engine, signal.SIGKILL)
+            wait_until(lambda engine=engine: server.engine not in (0, engine), 60)
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 60)
+        assert len(replies) < len(bodies)
+        for thread in asking:
+            thread.join(60)
+        assert [replies[index].json()["choices"] for index in range(len(bodies))] == undisturbed
+        assert server.gauge("engine_restarts_total") == 3
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(10) == 0
+    assert not list(tmp_path.glob("noria-*"))
 
 
 def test_a_killed_server_takes_its_engine_along(tiny: Path, tmp_path: Path) -> None:

@@ -122,10 +122,10 @@ def test_accepted(field: str, value: Any, name: str, expected: Any) -> None:
         ("function_call", {"name": "f"}),
         ("allowed_token_ids", [1]),
         ("bad_words", ["a"]),
-        ("include_stop_str_in_output", True),
+        ("include_stop_str_in_output", 1),
         ("prompt_logprobs", 0),
-        ("truncate_prompt_tokens", 3),
-        ("cache_salt", "a"),
+        ("truncate_prompt_tokens", 0),
+        ("cache_salt", ""),
     ],
 )
 def test_refused_by_name(field: str, value: Any) -> None:

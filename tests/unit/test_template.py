@@ -59,6 +59,34 @@ def user(content: Any, **more: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ rendering
 
 
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("The wheel turns", "The wheel turns"),
+        (" The wheel ", "The wheel"),
+        ("e", "e"),
+        ([{"type": "text", "text": "ab"}], "ab"),
+    ],
+)
+def test_the_last_message_goes_on(content: Any, end: str) -> None:
+    talk = [user("The wheel"), {"role": "assistant", "content": content}]
+    text = template(CHATML).render(talk, None, False, continue_final=True)
+    assert text == f"<|im_start|>user\nThe wheel<|im_end|>\n<|im_start|>assistant\n{end}"
+
+
+def test_spaces_at_the_end_stay_where_the_template_keeps_them() -> None:
+    plain = "{% for m in messages %}{{ m['content'] + '|' }}{% endfor %}"
+    talk = [{"role": "assistant", "content": "The wheel  "}]
+    assert template(plain).render(talk, None, False, continue_final=True) == "The wheel  "
+
+
+@pytest.mark.parametrize("content", ["", "  ", "not shown"])
+def test_a_last_message_that_cannot_go_on(content: str) -> None:
+    silent = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(TemplateError, match="cannot be continued"):
+        template(silent).render([{"role": "assistant", "content": content}], None, False, continue_final=True)
+
+
 def test_renders_as_hugging_face_does() -> None:
     text = """{%- for m in messages %}
     {%- if loop.first %}

@@ -20,6 +20,7 @@ SERVER_SETTINGS: dict[str, str] = {
     "log_level": "log_level",
     "log_format": "log_format",
     "drain_timeout": "drain_timeout",
+    "strict_fields": "strict_fields",
 }
 
 
@@ -65,7 +66,7 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
         raise ConfigError("an empty key would let everybody in; leave the flag out for that", "--api-key")
     if options.max_body_bytes < 1024:
         raise ConfigError(f"must be at least 1024, got {options.max_body_bytes}", "--max-body-bytes")
-    if options.drain_timeout < 0:
+    if not options.drain_timeout >= 0:
         raise ConfigError(f"must not be negative, got {options.drain_timeout}", "--drain-timeout")
     return options
 

@@ -41,6 +41,7 @@ SERVER_FLAGS = (
     Flag("log_level", str, SERVER, "debug, info, warning or error (default info)."),
     Flag("log_format", str, SERVER, "text, or json: one object per line (default text)."),
     Flag("drain_timeout", float, SERVER, "Seconds that running requests have to finish at the end (default 30)."),
+    Flag("strict_fields", bool, SERVER, "Whether a field that is not known is refused (default no: it is ignored)."),
 )
 
 ENGINE_FLAGS = (

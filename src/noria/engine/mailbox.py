@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import socket
-from collections import deque
 
 import msgspec
 
@@ -33,8 +32,6 @@ class Mailbox:
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(address)
-        self._bell, self._bell_rope = os.pipe()
-        self._own: deque[ToEngine] = deque()
         self._frames = Frames()
         self._piece = memoryview(bytearray(_PIECE))
         self._encoder = msgspec.msgpack.Encoder()
@@ -47,20 +44,11 @@ class Mailbox:
         except OSError:
             os._exit(1)
 
-    def put(self, message: ToEngine) -> None:
-        """To be received as if it had come. May be called in a signal's handler: `receive` wakes."""
-        self._own.append(message)
-        os.write(self._bell_rope, b"!")
-
     def receive(self, wait: float | None) -> list[ToEngine]:
         """All messages that are there, after sleeping up to `wait` seconds (None: forever) for the first."""
         if wait != 0.0:
-            ready, _, _ = select.select((self._socket.fileno(), self._bell), (), (), wait)
-            if self._bell in ready:
-                os.read(self._bell, _PIECE)
+            select.select((self._socket.fileno(),), (), (), wait)
         messages: list[ToEngine] = []
-        while self._own:
-            messages.append(self._own.popleft())
         while True:
             try:
                 count = self._socket.recv_into(self._piece, 0, socket.MSG_DONTWAIT)

@@ -3,7 +3,7 @@
 The main thread is the step loop, and reads and writes the socket to the client between steps. Idle, it sleeps on the
 socket and costs no CPU.
 
-The first message sent is EngineInfo or Refused. It ends when told to (`shutdown`), when drained (`drain`, SIGTERM), or
+The first message sent is EngineInfo or Refused. It ends when told to (`shutdown`), when drained (`drain`), or
 with its parent. The parent must start it from a thread that lives as long as it shall: the kernel's signal at the
 parent's death goes by thread.
 """
@@ -11,6 +11,7 @@ parent's death goes by thread.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import logging
 import os
@@ -25,7 +26,7 @@ from noria.config import EngineOptions
 from noria.engine.core import EngineCore
 from noria.engine.mailbox import Mailbox
 from noria.errors import ConfigError, NoriaError
-from noria.messages import Control, FromEngine, Hello, Refused, ToEngine
+from noria.messages import FromEngine, Hello, Refused, ToEngine
 from noria.observe.logging import setup_logging_from
 
 _log = logging.getLogger("noria.engine")
@@ -137,9 +138,10 @@ def main(address: str) -> int:
     setup_logging_from(os.environ)
     sys.setswitchinterval(_SWITCH_SECONDS)
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the API process decides what to do
+    for sign in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the API process decides what to do
+        signal.signal(sign, signal.SIG_IGN)
     mailbox = Mailbox(address)
-    signal.signal(signal.SIGTERM, lambda *_: mailbox.put(Control("drain")))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it stands, for whoever finds that it does not go on
     try:
         options = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=EngineOptions)
         executor, core = _start(options)

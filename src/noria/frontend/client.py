@@ -1,8 +1,8 @@
 """Requests to an engine, and their outputs back to whoever asked.
 
 Owns the table of live requests (with prompt and received tokens, so that they can be submitted again), the bound on
-their number, fan-out of `n`, seeds, and the one task that turns a step's outputs into text for all of them. Knows
-nothing of HTTP, templates or scheduling.
+their number, fan-out of `n`, seeds, and the tasks that take a step's outputs and look after the engine. Knows nothing
+of HTTP, templates or scheduling.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from noria.errors import EngineError, QueueFullError, UnavailableError
 from noria.frontend.detokenizer import Detokenizer, Pieces
-from noria.frontend.stream import Finish, Increment, LiveRequest, LogProbColumns, RequestStream
+from noria.frontend.outputs import OutputRouter, record
+from noria.frontend.recovery import Recovery
+from noria.frontend.stream import LiveRequest, RequestStream
+from noria.frontend.supervisor import Supervisor
 from noria.frontend.transport import Transport
-from noria.messages import Abort, Control, EngineInfo, EngineStats, Finished, FinishReason, StepOutputs, Submit
+from noria.messages import Abort, Control, EngineInfo, EngineStats, FinishReason, StepOutputs, Submit
 from noria.observe.logging import get_logger
-from noria.observe.metrics import Metrics, RequestRecord
+from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
 
 log = get_logger(__name__)
+WATCH_SECONDS = 1.0  # between two looks at whether the engine makes progress
+_SHOWN = 20  # requests, when the state of an engine that does not is logged
 
 
 class Seats:
@@ -61,6 +66,7 @@ class EngineClient:
         end_ids: the model's own end tokens.
         max_unfinished: most unfinished choices, running and waiting together, before QueueFullError.
         metrics: where requests are counted.
+        make_transport: the way to another engine when one dies; None: there is none, and its requests end in error.
     """
 
     def __init__(
@@ -70,21 +76,22 @@ class EngineClient:
         end_ids: Sequence[int] = (),
         max_unfinished: int = 1280,
         metrics: Metrics | None = None,
+        make_transport: Callable[[], Transport] | None = None,
     ) -> None:
         self.metrics = metrics or Metrics("")
         self.max_unfinished = max_unfinished
         self.unfinished = 0
         self.requests: dict[int, LiveRequest] = {}
-        self._transport = transport
+        self._engine = Supervisor(transport, make_transport)
+        self._ids = itertools.count(1)
+        self._recovery = Recovery(self.requests, self._engine.send, self._ids.__next__)
+        self._router = OutputRouter(self.requests, self._engine.send, self._forget, self.metrics)
         self._pieces = pieces
         self._end_ids = tuple(end_ids)
-        self._ids = itertools.count(1)
         self._info: EngineInfo | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._error: EngineError | None = None
         self._stats_waiters: list[asyncio.Future[None]] = []
-        self._accepted = 0  # tokens of the step at hand that became part of an output
-        self._gaps: dict[float, int] = {}  # seconds since the outputs before → how many of the step at hand
 
     @property
     def info(self) -> EngineInfo:
@@ -94,25 +101,37 @@ class EngineClient:
 
     @property
     def error(self) -> EngineError | None:
-        """Why the engine cannot answer any more; None while it can."""
+        """Why no engine will answer any more; None while one does, or is about to."""
         return self._error
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is an engine, and it makes progress."""
+        idle = not self.requests
+        return self._error is None and self._recovery.up and (idle or self._engine.stalled(time.monotonic()) is None)
 
     async def start(self) -> EngineInfo:
         """Waits for the engine. Raises ConfigError or EngineError if it cannot start."""
-        self._info = await self._transport.start()
-        self.metrics.info = self._info
-        self.metrics.stats = EngineStats(total_blocks=self._info.num_blocks, free_blocks=self._info.num_blocks)
-        self._task = asyncio.get_running_loop().create_task(self._dispatch(), name="noria-outputs")
-        return self._info
+        self._began(await self._engine.start())
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._dispatch(), name="noria-outputs"))
+        if self._engine.replaceable:
+            self._tasks.append(loop.create_task(self._watch(), name="noria-watchdog"))
+        return self.info
+
+    def _began(self, info: EngineInfo) -> None:
+        self._info = info
+        self.metrics.began(info, self._engine.restarts)
+        self._recovery.started()
 
     async def close(self) -> None:
         """Ends all requests and stops the engine."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
         self._fail_all(EngineError("the server is shutting down"))
-        await self._transport.close()
+        await self._engine.close()
 
     def reserve(self, count: int) -> Seats:
         """Takes places for `count` choices. Raises QueueFullError at once if there are too few."""
@@ -149,6 +168,8 @@ class EngineClient:
         n = params[0].n
         seats = seats or self.reserve(len(prompts) * n)
         self._check_engine()
+        if not self.requests:
+            self._engine.works_from_now()
         stream = RequestStream(len(prompts) * n, sum(map(len, prompts)), self._abort)
         for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
             assert wanted.max_tokens is not None, "max_tokens is resolved before"
@@ -173,18 +194,24 @@ class EngineClient:
         for choice in range(n):
             request_id = next(self._ids) if choice else first.request_id
             submit = msgspec.structs.replace(first, request_id=request_id, choice=choice, group=first.request_id)
-            detokenizer = Detokenizer(self._pieces, params.stop, params.min_tokens, params.skip_special_tokens)
+            detokenizer = Detokenizer(
+                self._pieces,
+                params.stop,
+                params.min_tokens,
+                params.skip_special_tokens,
+                params.include_stop_str_in_output,
+            )
             live = LiveRequest(submit, stream, index + choice, detokenizer, prompt_tokens, started, started)
             stream.live[request_id] = self.requests[request_id] = live
-            self._transport.send(submit)
+            self._recovery.submit(live)
 
     async def refresh_stats(self, timeout: float = 0.5) -> EngineStats:
         """The engine's statistics as of now; the latest known ones if it does not answer within `timeout` seconds."""
-        if self._error is None and self._task is not None:
+        if self._recovery.up:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._stats_waiters.append(waiter)
             if len(self._stats_waiters) == 1:
-                self._transport.send(Control("stats"))
+                self._engine.send(Control("stats"))
             try:
                 await asyncio.wait_for(waiter, timeout)
             except asyncio.TimeoutError:
@@ -193,15 +220,20 @@ class EngineClient:
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached blocks that no request holds."""
-        self._transport.send(Control("reset_prefix_cache"))
+        self._engine.send(Control("reset_prefix_cache"))
 
-    # ------------------------------------------------------------------------------------------------ outputs
+    # ------------------------------------------------------------------------------------------------ the engine
 
     async def _dispatch(self) -> None:
-        """Takes the engine's outputs until it dies."""
+        """Takes the outputs of one engine after the other."""
         try:
             while True:
-                self._take(await self._transport.receive())
+                try:
+                    await self._take_all()
+                except EngineError as error:
+                    if not self._engine.replaceable:
+                        raise
+                    await self._replace(error)
         except EngineError as error:
             log.error("the engine is gone: %s; %d requests end in error", error, len(self.requests))
             self._fail_all(error)
@@ -209,118 +241,58 @@ class EngineClient:
             log.exception("the outputs of the engine could not be read")
             self._fail_all(EngineError(f"the outputs of the engine could not be read: {error}"))
 
-    def _take(self, outputs: StepOutputs) -> None:
-        """Hands one step's outputs to their requests."""
-        now = time.monotonic()
-        tokens = np.frombuffer(outputs.tokens, "<i4").tolist()
-        self._accepted = 0
-        self._gaps.clear()
-        for started in outputs.started:
-            if (live := self.requests.get(started.request_id)) is not None:
-                live.cached_tokens, live.queued_seconds = started.cached_tokens, started.queued_seconds
-        for request_id, wire in outputs.prompt_logprobs.items():
-            if (live := self.requests.get(request_id)) is not None:
-                _gather(live, LogProbColumns.decode(wire))
-        finished = {end.request_id: end for end in outputs.finished}
-        ids = np.frombuffer(outputs.request_ids, "<i8").tolist()
-        at = 0
-        for request_id, count in zip(ids, np.frombuffer(outputs.counts, "<i4").tolist(), strict=True):
-            live = self.requests.get(request_id)
-            if live is not None:
-                wire_logprobs = outputs.logprobs.get(request_id)
-                logprobs = LogProbColumns.decode(wire_logprobs) if wire_logprobs is not None else None
-                self._guarded(live, tokens[at : at + count], logprobs, finished.pop(request_id, None), now)
-            at += count
-        for request_id, end in finished.items():
-            if (live := self.requests.get(request_id)) is not None:
-                self._guarded(live, [], None, end, now)
-        self.metrics.step(self._accepted, self._gaps, outputs.stats)
+    async def _take_all(self) -> None:
+        """Until the engine dies."""
+        while True:
+            outputs = await self._engine.receive()
+            if _tells_of_progress(outputs, self.metrics.stats):
+                self._engine.heard(time.monotonic())
+            if outputs.request_ids:
+                self._engine.barren = 0
+            self._router.take(outputs)
+            self._recovery.check()
+            self._answer_stats()
+
+    async def _replace(self, error: EngineError) -> None:
+        """Another engine, which goes on with what the dead one had. Raises EngineError if there is none."""
+        lost = self._recovery.died(self.info.max_num_seqs)
         self._answer_stats()
+        if lost:
+            now = time.monotonic()
+            log.error("%s; %d requests end in error: it died of them twice while it had nothing else", error, len(lost))
+            for live in lost:
+                self._router.fail(live, f"{error}; it has died of this request more than once", now)
+        log.error("%s; it is started again and goes on with %d requests", error, len(self.requests))
+        self._began(await self._engine.restart(error))
+        log.warning("there is an engine again")
 
-    def _guarded(
-        self,
-        live: LiveRequest,
-        tokens: list[int],
-        logprobs: LogProbColumns | None,
-        end: Finished | None,
-        now: float,
-    ) -> None:
-        """One request's outputs; whatever goes wrong with them ends that request only."""
-        try:
-            self._advance(live, tokens, logprobs, end, now)
-        except Exception as error:
-            log.exception("request %d failed", live.submit.request_id)
-            if live.submit.request_id in self.requests:
-                if end is None:
-                    self._transport.send(Abort((live.submit.request_id,)))
-                finish = Finish("error", message=f"{type(error).__name__}: {error}")
-                self._end(live, Increment(live.choice, finish=finish), now)
+    async def _watch(self) -> None:
+        """Ends an engine that has work and makes no progress, so that another takes it over."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            if not self.requests:
+                self._engine.works_from_now()
+            elif self._recovery.up and (seconds := self._engine.stalled(now)) is not None:
+                self._log_stall(seconds)
+                await self._engine.put_down()
+            elif self._recovery.up:
+                self._engine.send(Control("stats"))  # the steps of a long prefill are not told of otherwise
 
-    def _advance(
-        self,
-        live: LiveRequest,
-        tokens: list[int],
-        logprobs: LogProbColumns | None,
-        end: Finished | None,
-        now: float,
-    ) -> None:
-        self._clock(live, len(tokens), now)
-        if end is None and logprobs is None and live.prompt_logprobs is None and not live.detokenizer.stops:
-            live.received += tokens
-            self._accepted += len(tokens)
-            live.stream.put(Increment(live.choice, tokens, live.detokenizer.text(tokens)))
-            return
-        silent = 1 if end is not None and end.stop_id is not None and tokens else 0  # an end token has no text
-        text, used, stop = live.detokenizer.push(tokens[: len(tokens) - silent] if silent else tokens)
-        if stop is None and end is not None:
-            rest = live.detokenizer.finish()
-            text, used, stop = text + rest.text, len(tokens), rest.stop
-        elif stop is None:
-            used = len(tokens)
-        if used < len(tokens):
-            del tokens[used:]
-            if logprobs is not None:
-                logprobs.cut(used)
-        live.received += tokens
-        self._accepted += len(tokens)
-        increment = Increment(live.choice, tokens, text, logprobs)
-        if live.prompt_logprobs is not None and (tokens or end is not None):
-            increment.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
-        if stop is not None and end is None:
-            self._transport.send(Abort((live.submit.request_id,)))
-        increment.finish = _finish(live, end, stop)
-        if increment.finish is not None:
-            self._end(live, increment, now)
-        else:
-            live.stream.put(increment)
-
-    def _clock(self, live: LiveRequest, count: int, now: float) -> None:
-        if not count:
-            return
-        if live.first_token is None:
-            live.first_token = now
-            self.metrics.first_token(now - live.started, live.prompt_tokens if live.submit.choice == 0 else 0)
-        else:
-            # Most tokens of a step have waited since the same step before, for exactly as long.
-            gap = now - live.last
-            self._gaps[gap] = self._gaps.get(gap, 0) + 1
-        live.last = now
-
-    def _end(self, live: LiveRequest, increment: Increment, now: float) -> None:
-        """The one end of a request."""
-        assert increment.finish is not None
-        self._forget(live, increment.finish.reason, now)
-        stream = live.stream
-        stream.live.pop(live.submit.request_id, None)
-        if live.submit.choice == 0:
-            stream.cached_tokens += increment.finish.cached_tokens
-        stream.put(increment)
+    def _log_stall(self, seconds: float) -> None:
+        shown = [f"{one}: {live.prompt_tokens} + {len(live.received)}" for one, live in self.requests.items()]
+        log.error(
+            "nothing has run for %.0f s, with %d requests: the engine is killed",
+            seconds,
+            len(self.requests),
+            extra={"fields": {"requests": shown[:_SHOWN], "stats": repr(self.metrics.stats)}},
+        )
 
     def _forget(self, live: LiveRequest, reason: FinishReason, now: float) -> None:
         if self.requests.pop(live.submit.request_id, None) is None:
             return
         self.unfinished -= 1
-        self.metrics.finished(_record(live, reason, now))
+        self.metrics.finished(record(live, reason, now))
 
     def _abort(self, stream: RequestStream) -> None:
         """The reader is gone: its requests are forgotten at once, here and by the engine."""
@@ -328,10 +300,12 @@ class EngineClient:
         ids = tuple(stream.live)
         for live in tuple(stream.live.values()):
             self._forget(live, "abort", now)
-        self._transport.send(Abort(ids))
+        self._engine.send(Abort(ids))
+        self._recovery.check()
 
     def _fail_all(self, error: EngineError) -> None:
         self._error = self._error or error
+        self._recovery.up = False
         now = time.monotonic()
         refusal = UnavailableError(f"{error}; the request was lost", retry_after=5.0)
         streams = {id(live.stream): live.stream for live in self.requests.values()}
@@ -352,34 +326,7 @@ class EngineClient:
             raise UnavailableError(f"{self._error}", retry_after=5.0)
 
 
-def _gather(live: LiveRequest, columns: LogProbColumns) -> None:
-    if live.prompt_logprobs is None:
-        live.prompt_logprobs = columns
-    else:
-        live.prompt_logprobs.extend(columns)
-
-
-def _finish(live: LiveRequest, end: Finished | None, stop: str | None) -> Finish | None:
-    """How a request ended, if it did: at a stop string, or as the engine says."""
-    cached = (end.cached_tokens if end is not None else 0) or live.cached_tokens
-    if stop is not None:
-        return Finish("stop", stop, None, cached)
-    if end is None:
-        return None
-    live.queued_seconds = end.queued_seconds or live.queued_seconds
-    reason_id = end.stop_id if end.stop_id in live.submit.params.stop_token_ids else None
-    return Finish(end.reason, reason_id, end.message, cached)
-
-
-def _record(live: LiveRequest, reason: FinishReason, now: float) -> RequestRecord:
-    answered = live.first_token is not None
-    return RequestRecord(
-        reason=reason,
-        prompt_tokens=live.prompt_tokens,
-        generation_tokens=len(live.received),
-        max_tokens=live.submit.params.max_tokens or 0,
-        queued=live.queued_seconds,
-        first_token=live.first_token - live.started if live.first_token is not None else None,
-        last_token=live.last - live.started if answered else None,
-        total=now - live.started,
-    )
+def _tells_of_progress(outputs: StepOutputs, before: EngineStats) -> bool:
+    """Whether something ran: an engine that only answers questions may still let its work wait forever."""
+    stepped = outputs.stats.running > 0 and outputs.stats.steps_total > before.steps_total
+    return stepped or bool(outputs.request_ids or outputs.finished)

@@ -60,10 +60,11 @@ class StopFinder:
     on how the text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_include", "_stops")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include  # the stop string belongs to the output
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -76,7 +77,7 @@ class StopFinder:
                 best = (start + len(stop), start, stop)
         if best is not None:
             self._held = ""
-            return text[: best[1]], best[2]
+            return text[: best[0] if self._include else best[1]], best[2]
         kept = len(text) - self._tail(text)
         self._held = text[kept:]
         return text[:kept], None
@@ -115,16 +116,22 @@ class Detokenizer:
         stop: stop strings; they and all after them are cut from the text.
         min_tokens: stop strings are only looked for in the text that follows so many tokens.
         skip_special: leave control tokens out.
+        include_stop: only what follows a stop string is cut.
     """
 
     __slots__ = ("_buffer", "_count", "_finder", "_min_tokens", "_pieces", "_table")
 
     def __init__(
-        self, pieces: Pieces, stop: Sequence[str] = (), min_tokens: int = 0, skip_special: bool = True
+        self,
+        pieces: Pieces,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        skip_special: bool = True,
+        include_stop: bool = False,
     ) -> None:
         self._pieces = pieces
         self._table = pieces.visible if skip_special else pieces.plain
-        self._finder = StopFinder(stop) if stop else None
+        self._finder = StopFinder(stop, include_stop) if stop else None
         self._min_tokens = min_tokens
         self._count = 0
         self._buffer = b""  # the beginning of a character, at most three bytes

@@ -51,6 +51,7 @@ class TemplateLike(Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = {},
+        continue_final: bool = False,
     ) -> str: ...
 
 
@@ -131,12 +132,16 @@ class InputProcessor:
         return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.decode, ids, skip_special)
 
     async def prompts(
-        self, prompts: Sequence[str | Sequence[int]], add_bos: bool, max_tokens: int | None
+        self, prompts: Sequence[str | Sequence[int]], add_bos: bool, max_tokens: int | None, keep: int | None = None
     ) -> list[list[int]]:
-        """Token ids of several prompts, one after the other: many in one request do not keep other requests waiting,
-        and the first that cannot fit ends the work."""
+        """Token ids of several prompts, of each the last `keep`. One after the other: many in one request do not keep
+        other requests waiting, and the first that cannot fit ends the work."""
         encoded = []
         for prompt in prompts:
+            if keep is not None and isinstance(prompt, str):
+                prompt = await self.encode(prompt, add_bos)
+            if keep is not None:
+                prompt = prompt[-keep:]
             ids = await self.prompt(prompt, add_bos, alone=len(prompts) == 1)
             self.check_room(len(ids), max_tokens, "prompt")
             encoded.append(ids)
@@ -148,8 +153,13 @@ class InputProcessor:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continue_final: bool = False,
+        keep: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, rendered by the model's template. Raises TemplateError in its words."""
+        """Token ids of a conversation, rendered by the model's template; of many, the last `keep`.
+
+        `continue_final`: the last message goes on. Raises TemplateError in the template's words.
+        """
         template = self.template
         if template is None:
             raise InvalidRequestError(
@@ -158,10 +168,14 @@ class InputProcessor:
             )
 
         def work() -> list[int]:
-            text = template.render(messages, tools, add_generation_prompt, variables or {})
+            text = template.render(messages, tools, add_generation_prompt, variables or {}, continue_final)
+            if keep is not None:
+                return self.tokenizer.encode_rendered(text)[-keep:]
             return self._bounded(self.tokenizer.encode_rendered, text, "messages")
 
-        ids = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        # With `keep`, text that the context could not hold is encoded as well.
+        pool = self._pool if keep is None else self._long
+        ids = await asyncio.get_running_loop().run_in_executor(pool, work)
         if not ids:
             raise InvalidRequestError("the chat template made an empty prompt of these messages", "messages")
         return ids
@@ -190,6 +204,19 @@ class InputProcessor:
                 f" and {asked}. Shorten the prompt or ask for fewer tokens (max_tokens)",
                 field if room < 1 else "max_tokens",
             )
+
+    def kept(self, wanted: int | None, max_tokens: int | None) -> int | None:
+        """How many of a prompt's tokens remain where `truncate_prompt_tokens` is `wanted`; None: all. Raises
+        InvalidRequestError: more than the context holds."""
+        if wanted is None:
+            return None
+        if wanted > self.max_model_len:
+            allowed = f"in [1, {self.max_model_len}], or -1 for what the context holds"
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be {allowed}, got {wanted}", "truncate_prompt_tokens"
+            )
+        room = self.max_model_len - (DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens)
+        return max(1, room) if wanted == -1 else wanted
 
     def resolve(
         self, params: SamplingParams, prompt_tokens: int, field: str = "prompt", default: int | None = None

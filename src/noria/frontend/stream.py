@@ -263,6 +263,9 @@ class LiveRequest:
         received: output tokens so far, sent to the reader or withheld.
         prompt_logprobs: gathered until the first token.
         last: when its latest token came, or it was submitted (`time.monotonic()`).
+        in_engine: an engine has it. handed_over: tokens of `received` that this engine was told of.
+        deaths: engines that died while they had it, since its last token; lonely_deaths: of those, while they had
+            nothing else.
     """
 
     submit: Submit
@@ -277,3 +280,12 @@ class LiveRequest:
     cached_tokens: int = 0
     queued_seconds: float = 0.0
     first_token: float | None = None
+    in_engine: bool = False
+    handed_over: int = 0
+    deaths: int = 0
+    lonely_deaths: int = 0
+
+    def note_start(self, cached_tokens: int, queued_seconds: float) -> None:
+        """It was admitted. What an engine says of it that has it after another one does not count."""
+        if self.first_token is None:
+            self.cached_tokens, self.queued_seconds = cached_tokens, queued_seconds

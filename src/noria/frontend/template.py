@@ -28,6 +28,7 @@ from noria.frontend.sandbox import MAX_OUTPUT, Sandbox, TooMuch
 from noria.frontend.tokenizer import MARK, Tokenizer, load_tokenizer
 
 MAX_TEMPLATE = 1 << 20  # characters
+_END = "\ue000\ue001\ue000 "  # of a content that goes on: code points for private use
 ContentFormat = Literal["string", "parts", "both"]
 
 
@@ -100,6 +101,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = {},
+        continue_final: bool = False,
     ) -> str:
         """Renders a conversation.
 
@@ -108,6 +110,7 @@ class ChatTemplate:
             tools: as in an OpenAI request.
             add_generation_prompt: end with the beginning of the assistant's turn.
             variables: further variables for the template (`enable_thinking` …).
+            continue_final: end with the last message's content, so that it goes on.
 
         Returns:
             Text for `Tokenizer.encode_rendered`: users' strings are protected in it.
@@ -120,7 +123,10 @@ class ChatTemplate:
         given = {name: self._guard(value) for name, value in variables.items() if isinstance(name, str)}
         offered = None if tools is None else [self._guard(tool) for tool in tools]
         template = self._templates["tool_use" if offered and "tool_use" in self._templates else "default"]
-        return self._run(template, {**given, "tools": offered}, prepared, add_generation_prompt)
+        if continue_final:
+            _mark_end(prepared[-1])
+        text = self._run(template, {**given, "tools": offered}, prepared, add_generation_prompt)
+        return _until_mark(text) if continue_final else text
 
     def _run(self, template: jinja2.Template, values: dict[str, Any], messages: list[Any], generate: bool) -> str:
         values = {"documents": None, **values, **self._names, "messages": messages, "add_generation_prompt": generate}
@@ -204,6 +210,27 @@ class ChatTemplate:
             return False
         # A list that was only turned into a string shows its quotes.
         return probe in out and f"'{probe}'" not in out and f'"{probe}"' not in out
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Marks where a prepared message's content ends."""
+    content = message["content"]
+    text: str = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if not text.strip():
+        raise TemplateError("the last message cannot be continued: it is empty", "messages")
+    if isinstance(content, str):
+        message["content"] += _END
+    else:
+        content[-1]["text"] += _END
+
+
+def _until_mark(text: str) -> str:
+    """A rendered conversation up to the mark. A template that trims contents takes the mark's space, and would have
+    taken those before it."""
+    at = text.rfind(_END.rstrip())
+    if at < 0:
+        raise TemplateError("the last message cannot be continued: the chat template does not show it", "messages")
+    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()
 
 
 def load_template(

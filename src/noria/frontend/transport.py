@@ -60,6 +60,14 @@ class Transport(Protocol):
         """Stops the engine. May be called again."""
         ...
 
+    def dump(self) -> None:
+        """Asks the engine to log where its threads are, if it can."""
+        ...
+
+    def end(self) -> None:
+        """Kills the engine, if it can be: `receive` tells."""
+        ...
+
 
 class _Line(asyncio.Protocol):
     """The connection to the engine: what came over it and has not been taken, and what shall go once it is there."""
@@ -223,6 +231,14 @@ class EngineTransport:
         self._wake()
         self.kill()
 
+    def dump(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
     def kill(self) -> None:
         """Ends the engine without asking it and removes the socket's directory. Needs no event loop."""
         process, self._process = self._process, None
@@ -383,6 +399,12 @@ class InProcessTransport:
             deadline = time.monotonic() + CLOSE_TIMEOUT
             while thread.is_alive() and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
+
+    def dump(self) -> None:
+        """Whoever waits for it is in this process and can see for himself."""
+
+    def end(self) -> None:
+        """A thread cannot be killed."""
 
     def _run(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Future[EngineInfo]) -> None:
         assert self._outbox is not None

@@ -78,6 +78,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.stats = EngineStats()
         self.info: EngineInfo | None = None
+        self.restarts = 0
+        self.before: dict[str, float] = {}  # what the engines before this one have counted, by field of EngineStats
         self.model = model
         self._histograms()
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have begun to answer.")
@@ -95,6 +97,7 @@ class Metrics:
             registry=self.registry,
         )
         self._refused = refused
+        self.unknown_fields = self._counter("request_unknown_fields", "Fields that the server does not know.")
         self.registry.register(_EngineCollector(self))
 
     def _histograms(self) -> None:
@@ -120,6 +123,18 @@ class Metrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"noria_{name}", text, ("model_name",), registry=self.registry).labels(self.model)
+
+    def began(self, info: EngineInfo, restarts: int) -> None:
+        """There is an engine; the counts of those before it stay."""
+        for name in EngineStats.__struct_fields__:
+            if name.endswith("_total"):
+                self.before[name] = self.total(name)
+        self.info, self.restarts = info, restarts
+        self.stats = EngineStats(total_blocks=info.num_blocks, free_blocks=info.num_blocks)
+
+    def total(self, name: str) -> float:
+        """A count over all engines so far, by field of EngineStats."""
+        return self.before.get(name, 0) + float(getattr(self.stats, name))
 
     def submitted(self, n: int) -> None:
         """A user's request was accepted."""
@@ -188,13 +203,15 @@ class _EngineCollector(Collector):
             ("kv_cache_cached_blocks", "Blocks that only the prefix cache keeps.", stats.cached_blocks),
             ("kv_cache_held_blocks", "Blocks that requests hold.", stats.held_blocks),
         )
+        total = self._metrics.total
         counters = (
-            ("num_preemptions", "Preemptions.", stats.preemptions_total),
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries_total),
-            ("prefix_cache_hits", "Of those, tokens found.", stats.prefix_hits_total),
-            ("engine_steps", "Steps of the engine.", stats.steps_total),
-            ("engine_step_seconds", "Time within steps.", stats.step_seconds_total),
-            ("engine_plan_seconds", "Of that, time spent planning.", stats.plan_seconds_total),
+            ("num_preemptions", "Preemptions.", total("preemptions_total")),
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", total("prefix_queries_total")),
+            ("prefix_cache_hits", "Of those, tokens found.", total("prefix_hits_total")),
+            ("engine_restarts", "Engines started because one died or made no progress.", self._metrics.restarts),
+            ("engine_steps", "Steps of the engine.", total("steps_total")),
+            ("engine_step_seconds", "Time within steps.", total("step_seconds_total")),
+            ("engine_plan_seconds", "Of that, time spent planning.", total("plan_seconds_total")),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"noria_{name}", text, labels=["model_name"])

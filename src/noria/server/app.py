@@ -36,6 +36,7 @@ def create_app(state: ServerState) -> Starlette:
         _route("/tokenize", pages.tokenize, "POST"),
         _route("/detokenize", pages.detokenize, "POST"),
         _route("/health", pages.health, "GET"),
+        _route("/ready", pages.ready, "GET"),
         _route("/metrics", pages.metrics, "GET"),
         _route("/version", pages.version, "GET"),
     ]

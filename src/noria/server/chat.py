@@ -47,8 +47,11 @@ async def create_chat_completion(request: Request) -> Response:
     encoded: list[list[int]] = []
 
     async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
+        continued = bool(wanted.continue_final_message)
+        opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
+        keep = state.inputs.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         variables = wanted.chat_template_kwargs
-        encoded.append(await state.inputs.chat(messages, None, wanted.add_generation_prompt, variables))
+        encoded.append(await state.inputs.chat(messages, None, opens, variables, continued, keep))
         return encoded, [state.inputs.resolve(params, len(encoded[0]), "messages")]
 
     stream = await submit(state, request, wanted, params.n, prepare, arrived)
@@ -88,7 +91,8 @@ class _Reply:
         self._created = int(time.time())
         self._tokens = 0
         self._quiet: UnsetType | None = None if wanted.include_usage else UNSET  # OpenAI: null until the usage chunk
-        self._plain = not wanted.logprobs and not wanted.return_token_ids  # chunks hold text and nothing else
+        # Chunks hold text and nothing else.
+        self._plain = not (wanted.logprobs or wanted.return_token_ids or wanted.continuous_usage)
         self._templates: dict[int, tuple[bytes, bytes]] = {}  # by choice, of a chunk with text
 
     def complete(self, increments: list[Increment]) -> ChatCompletion:
@@ -107,7 +111,7 @@ class _Reply:
     def opening(self) -> bytes:
         opening = []
         for index in range(self._stream.choices):
-            chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta("assistant", ""))], self._quiet)
+            chunk = self._chunk([ChatChunkChoice(index=index, delta=Delta("assistant", ""))], self._spent())
             if index == 0 and self._wanted.return_token_ids:
                 chunk.prompt_token_ids = self._prompt
             opening.append(event(chunk))
@@ -134,7 +138,7 @@ class _Reply:
             last = ChatChunkChoice(
                 index=increment.choice, delta=Delta(), finish_reason=finish.reason, stop_reason=finish.stop_reason
             )
-            events += event(self._chunk([last], self._quiet))
+            events += event(self._chunk([last], self._spent()))
         return events
 
     def _text_event(self, increment: Increment) -> bytes:
@@ -153,7 +157,11 @@ class _Reply:
             return b""
         delta = Delta(content=increment.text)
         choice = ChatChunkChoice(index=increment.choice, delta=delta, logprobs=logprobs, token_ids=ids)
-        return event(self._chunk([choice], self._quiet))
+        return event(self._chunk([choice], self._spent()))
+
+    def _spent(self) -> Usage | UnsetType | None:
+        """Usage in a chunk that is not the last."""
+        return usage(self._stream, self._tokens) if self._wanted.continuous_usage else self._quiet
 
     def _choice(self, increment: Increment) -> ChatChoice:
         finish = increment.finish

@@ -44,7 +44,8 @@ async def create_completion(request: Request) -> Response:
     encoded: list[list[int]] = []
 
     async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
-        encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens))
+        keep = state.inputs.kept(wanted.truncate_prompt_tokens, params.max_tokens)
+        encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens, keep))
         return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
 
     stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived)
@@ -97,7 +98,8 @@ class _Reply:
         self._tokens = 0
         # OpenAI: null until the usage chunk.
         self._quiet: UnsetType | None = None if wanted.include_usage else msgspec.UNSET
-        self._plain = params.logprobs is None and not wanted.return_token_ids  # chunks hold text and nothing else
+        # Chunks hold text and nothing else.
+        self._plain = params.logprobs is None and not (wanted.return_token_ids or wanted.continuous_usage)
         self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
         skip = params.skip_special_tokens
         self._choices = [_Choice(CompletionLogprobsWriter(state.pieces, 0, skip)) for _ in range(stream.choices)]
@@ -139,10 +141,14 @@ class _Reply:
         piece = self._choice(increment, last=False)
         events = b""
         if piece.text or piece.logprobs is not None or piece.token_ids or piece.prompt_token_ids:
-            events = event(self._chunk([piece], self._quiet))
+            events = event(self._chunk([piece], self._spent()))
         if increment.finish is not None:
-            events += event(self._chunk([self._final(increment)], self._quiet))
+            events += event(self._chunk([self._final(increment)], self._spent()))
         return events
+
+    def _spent(self) -> Usage | UnsetType | None:
+        """Usage in a chunk that is not the last."""
+        return usage(self._stream, self._tokens) if self._wanted.continuous_usage else self._quiet
 
     def _final(self, increment: Increment) -> CompletionChoice:
         assert increment.finish is not None
@@ -182,7 +188,9 @@ class _Reply:
         return made
 
     def _prompt_text(self, prompt: str | list[int], ids: list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._state.inputs.tokenizer.decode(ids, False)
+        if isinstance(prompt, str) and self._wanted.truncate_prompt_tokens is None:
+            return prompt
+        return self._state.inputs.tokenizer.decode(ids, isinstance(prompt, str))
 
     def _chunk(self, choices: list[CompletionChoice], spent: Usage | UnsetType | None) -> Completion:
         return Completion(id=self._id, created=self._created, model=self._state.name, choices=choices, usage=spent)

@@ -6,8 +6,9 @@ Knows nothing of what is in them.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar, cast
 
@@ -93,6 +94,21 @@ def decode(body: bytearray, decoder: msgspec.json.Decoder[T]) -> T:
         raise from_decoding(msgspec.DecodeError("nested too deeply")) from None
     except UnicodeDecodeError as error:
         raise from_decoding(msgspec.DecodeError(f"not UTF-8: {error}")) from None
+
+
+_names = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@functools.lru_cache
+def field_names(struct: Any) -> frozenset[str]:
+    """The names that a body may have."""
+    return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
+
+
+def unknown_fields(body: bytearray, struct: Any, ignored: Container[str] = ()) -> list[str]:
+    """Names in a body, decoded before, that the struct does not have."""
+    known = field_names(struct)
+    return [name for name in decode(body, _names) if name not in known and name not in ignored]
 
 
 class Watch:
@@ -230,5 +246,7 @@ __all__ = [
     "Watch",
     "decode",
     "event",
+    "field_names",
     "json_response",
+    "unknown_fields",
 ]

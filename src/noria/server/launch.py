@@ -19,9 +19,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from noria.config import EngineOptions, ServerOptions
 from noria.errors import ConfigError
 from noria.frontend.transport import EngineTransport
+from noria.messages import EngineInfo
 from noria.observe.logging import get_logger, logging_environment
 
 if TYPE_CHECKING:
@@ -65,7 +68,7 @@ def launch(
         KeyboardInterrupt: a signal came before it was ready.
     """
     signal.signal(signal.SIGTERM, _interrupt)  # until uvicorn takes the signals over, both end the start alike
-    transport = EngineTransport(engine, environment=logging_environment(server.log_level, server.log_format))
+    transport = _engine_transport(engine, server)
     try:
         transport.spawn()
         _raise_file_limit()
@@ -76,6 +79,17 @@ def launch(
         raise KeyboardInterrupt from None
     finally:
         transport.kill()
+
+
+def _engine_transport(engine: EngineOptions, server: ServerOptions) -> EngineTransport:
+    return EngineTransport(engine, environment=logging_environment(server.log_level, server.log_format))
+
+
+def _like(engine: EngineOptions, info: EngineInfo) -> EngineOptions:
+    """Options for another engine with the limits of the one before: requests were accepted by those."""
+    model = msgspec.structs.replace(engine.model, max_model_len=info.max_model_len)
+    cache = msgspec.structs.replace(engine.cache, num_blocks=info.num_blocks, block_size=info.block_size)
+    return msgspec.structs.replace(engine, model=model, cache=cache)
 
 
 def _interrupt(*_: object) -> None:
@@ -141,7 +155,11 @@ async def _assemble(
     name = server.served_model_name or model
     metrics, pieces = Metrics(name), Pieces(tokenizer)
     limit = engine.scheduler.max_num_seqs + engine.scheduler.max_queued_requests
-    client = EngineClient(transport, pieces, advised.end_token_ids or tokenizer.end_ids, limit, metrics)
+
+    def another() -> EngineTransport:
+        return _engine_transport(_like(engine, client.info), server)
+
+    client = EngineClient(transport, pieces, advised.end_token_ids or tokenizer.end_ids, limit, metrics, another)
     info = await client.start()
     defaults = Defaults()
     if engine.model.generation_config:
@@ -165,6 +183,8 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
     class Server(uvicorn.Server):
         """Stops gracefully on a signal, and says so; does not raise the signal again afterwards."""
 
+        deadline = math.inf  # of the drain, `time.monotonic()`
+
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             before = {sign: signal.signal(sign, self.handle_exit) for sign in (signal.SIGINT, signal.SIGTERM)}
@@ -175,11 +195,20 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
                     signal.signal(sign, handler)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit:
-                self.force_exit = True  # the second signal does not wait
+            if state.draining:
+                self.should_exit = self.force_exit = True  # the second signal does not wait
                 return
-            self.should_exit = True
+            state.draining = True
+            self.deadline = time.monotonic() + state.options.drain_timeout
             _say_goodbye(state)
+
+        async def on_tick(self, counter: int) -> bool:
+            # The socket stays open while accepted requests are finished: others hear that the server stops.
+            left = self.deadline - time.monotonic()
+            if state.draining and (state.client.unfinished == 0 or left < 0):
+                self.config.timeout_graceful_shutdown = math.ceil(max(0.0, left))  # clients may have to read yet
+                self.should_exit = True
+            return await super().on_tick(counter)
 
     config = uvicorn.Config(
         create_app(state),
@@ -192,7 +221,6 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
         proxy_headers=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, math.ceil(state.options.drain_timeout)),
     )
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again

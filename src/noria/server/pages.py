@@ -69,11 +69,23 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: 200 while requests can be answered, 503 when the engine is gone."""
+    """`GET /health`: 200 while the server lives, 503 when its engine is gone for good."""
     state: ServerState = request.app.state.noria
     if (error := state.client.error) is not None:
         return json_response({"status": "unavailable", "message": str(error)}, 503)
     return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """`GET /ready`: 200 while requests are taken and there is an engine that makes progress, otherwise 503."""
+    state: ServerState = request.app.state.noria
+    if state.draining:
+        message = "the server is stopping"
+    elif state.client.ready:
+        return json_response({"status": "ready"})
+    else:
+        message = str(state.client.error or "the engine is being started again")
+    return json_response({"status": "unavailable", "message": message}, 503)
 
 
 async def metrics(request: Request) -> Response:

@@ -32,12 +32,9 @@ _NOT_YET = (
     "function_call",
     "allowed_token_ids",
     "bad_words",
-    "include_stop_str_in_output",
     "prompt_logprobs",
-    "truncate_prompt_tokens",
-    "cache_salt",
 )
-_NOT_YET_IN_CHAT = ("tool_choice", "modalities", "echo", "continue_final_message", "chat_template")
+_NOT_YET_IN_CHAT = ("tool_choice", "modalities", "echo", "chat_template")
 # Values of those that ask for what happens anyway.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
@@ -47,10 +44,18 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Fields of OpenAI's that change nothing in an answer.
+IGNORED = frozenset(
+    ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+)
+MAX_SALT = 256  # characters of `cache_salt`
+
+
 class StreamOptions(msgspec.Struct):
     """`stream_options`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
@@ -73,6 +78,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -92,15 +100,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     function_call: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    include_stop_str_in_output: Any = None
     prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
-    cache_salt: Any = None
 
     @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every chunk of a stream says what was used so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
         """Refuses what is not there yet and what contradicts itself."""
@@ -109,6 +119,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             raise InvalidRequestError("stream_options is only allowed when stream is true", "stream_options")
         if self.priority is not None and not -(2**31) <= self.priority < 2**31:
             raise InvalidRequestError("priority must fit in 32 bits", "priority")
+        longest = self.truncate_prompt_tokens
+        if longest is not None and longest != -1 and longest < 1:
+            message = f"truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got {longest}"
+            raise InvalidRequestError(message, "truncate_prompt_tokens")
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_SALT:
+            raise InvalidRequestError(f"cache_salt must have 1 to {MAX_SALT} characters", "cache_salt")
 
     def refuse(self, names: Sequence[str]) -> None:
         """Refuses these fields unless they ask for nothing, or for what happens anyway."""
@@ -147,18 +163,27 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None  # true unless the last message goes on
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
+    continue_final_message: bool | None = None
     modalities: Any = None
     echo: Any = None
-    continue_final_message: Any = None
     chat_template: Any = None
 
     def check(self) -> None:
         """The same for chat."""
         super().check()
         self.refuse(_NOT_YET_IN_CHAT)
+        if self.continue_final_message and self.add_generation_prompt is True:
+            raise InvalidRequestError(
+                "continue_final_message needs add_generation_prompt: false: either it goes on, or another begins",
+                "continue_final_message",
+            )
+        if self.continue_final_message and (not self.messages or self.messages[-1].role != "assistant"):
+            raise InvalidRequestError(
+                "continue_final_message: the last message must be the assistant's", "continue_final_message"
+            )
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -349,6 +374,7 @@ def sampling_params(
         "frequency_penalty",
         "presence_penalty",
         "skip_special_tokens",
+        "include_stop_str_in_output",
     ):
         values[name] = getattr(request, name)
     if values["seed"] is not None and -(2**63) <= values["seed"] < 0:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from noria.config import ServerOptions
-from noria.errors import EngineError, InvalidRequestError, NotFoundError
+from noria.config import ServerOptions, nearest
+from noria.errors import EngineError, InvalidRequestError, NotFoundError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.inputs import InputProcessor
@@ -19,11 +19,12 @@ from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
-from noria.server.http import Bodies, Watch, decode
-from noria.server.protocol import Defaults, GenerationRequest, PromptTokensDetails, Usage
+from noria.server.http import Bodies, Watch, decode, field_names, unknown_fields
+from noria.server.protocol import IGNORED, Defaults, GenerationRequest, PromptTokensDetails, Usage
 
 log = get_logger(__name__)
 T = TypeVar("T")
+_RETRY_AFTER_STOP = 5.0  # seconds; by then another server answers, or none
 
 
 class ClientGoneError(Exception):
@@ -37,6 +38,7 @@ class ServerState:
     Attributes:
         name: the id in `/v1/models`; `aliases` are accepted as well.
         defaults: sampling defaults of the model.
+        draining: no request is taken any more; those that were are finished.
     """
 
     client: EngineClient
@@ -48,14 +50,26 @@ class ServerState:
     defaults: Defaults = field(default_factory=Defaults)
     aliases: tuple[str, ...] = ()
     started: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.options.max_body_bytes)
 
     async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-        """The body of a request, within its limit and of the right types."""
-        return decode(await self.bodies.read(request), decoder)
+        """The body of a request, within its limit and of the right types. Fields that are not known are counted, or
+        refused with `--strict-fields`."""
+        body = await self.bodies.read(request)
+        made = decode(body, decoder)
+        struct: Any = decoder.type
+        if unknown := unknown_fields(body, struct, IGNORED):
+            if self.options.strict_fields:
+                name = unknown[0][:100]
+                hint = nearest(name, field_names(struct))
+                raise InvalidRequestError(f"{name}: there is no such field{hint}", name)
+            self.metrics.unknown_fields.inc(len(unknown))
+            log.debug("fields that are not known: %s", ", ".join(name[:100] for name in unknown[:10]))
+        return made
 
     def check_model(self, model: str | None) -> None:
         """404 for a model that is not served here."""
@@ -63,8 +77,14 @@ class ServerState:
             raise NotFoundError(f"the model {model!r} is not served here; this server has {self.name!r}", "model")
 
     def check_capacity(self) -> None:
-        """Refuses before the body is read: 503 without an engine, 429 when the queue is full."""
+        """Refuses before the body is read: 503 without an engine or while draining, 429 when the queue is full."""
+        self.check_draining()
         self.client.reserve(1).release()
+
+    def check_draining(self) -> None:
+        """503 while the server finishes what it has."""
+        if self.draining:
+            raise UnavailableError("the server is stopping", retry_after=_RETRY_AFTER_STOP)
 
 
 Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
@@ -77,6 +97,7 @@ async def submit(
 
     Raises ClientGoneError if the client left meanwhile.
     """
+    state.check_draining()  # it may have begun while the body was read
     limit = state.client.max_unfinished
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
@@ -88,10 +109,16 @@ async def submit(
             prompts,
             params,
             seats=seats,
-            salt=request.scope.get("state", {}).get("salt", ""),
+            salt=_salt(request, wanted),
             priority=wanted.priority or 0,
             arrived=arrived,
         )
+
+
+def _salt(request: Request, wanted: GenerationRequest) -> str:
+    """Keeps prefix blocks of different keys apart, and within a key those of different `cache_salt`s."""
+    key: str = request.scope.get("state", {}).get("salt", "")
+    return key if wanted.cache_salt is None else f"{key}:{wanted.cache_salt}"
 
 
 async def whole(request: Request, stream: RequestStream) -> list[Increment]:
