@@ -173,6 +173,7 @@ def _finish(live: LiveRequest, end: Finished | None, stop: str | None) -> Finish
 
 
 def record(live: LiveRequest, reason: FinishReason, now: float) -> RequestRecord:
+    """What the metrics are told of a request that ends."""
     answered = live.first_token is not None
     return RequestRecord(
         reason=reason,

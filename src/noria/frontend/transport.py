@@ -174,7 +174,7 @@ class EngineTransport:
         self._listener.bind(address)
         self._listener.listen(1)
         self._listener.setblocking(False)
-        # A session of its own: Ctrl-C in the terminal reaches this process only, which then drains the engine.
+        # A session of its own: Ctrl-C in the terminal reaches this process only, which lets accepted requests finish.
         self._process = subprocess.Popen(
             [*self._command, address],
             stdin=subprocess.PIPE,
