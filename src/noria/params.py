@@ -19,6 +19,7 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_N = 128
 MAX_SEED = 2**64 - 1
+MAX_GRAMMAR = 512 * 1024  # characters
 MIN_REPETITION_PENALTY = 0.001  # kernels divide by it in float32, where smaller doubles can be 0
 
 
@@ -45,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_logprobs: the same for each prompt token.
         skip_special_tokens: leave control tokens out of the text.
         include_stop_str_in_output: the stop string that ended the output stays in it.
+        grammar: what the output must match, in llguidance's serialised form (`frontend.grammar` makes and checks it).
     """
 
     temperature: float = 1.0
@@ -66,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         # The one place that may write to it: one string, or a list, is taken for what it means.
@@ -95,6 +98,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", "min_tokens"
             )
+        if self.grammar is not None and not 0 < len(self.grammar) <= MAX_GRAMMAR:
+            message = f"the grammar has {len(self.grammar)} characters; 1 to {MAX_GRAMMAR} are possible"
+            raise InvalidRequestError(message, "grammar")
         self._check_stop()
         self._check_bias()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from noria.server.http import encode_text, event, text_template
-from noria.server.protocol import ChatChunk, ChatChunkChoice, Completion, CompletionChoice, Delta
+from noria.server.replies import ChatChunk, ChatChunkChoice, Completion, CompletionChoice, Delta
 
 NAMES = ["wheel", 'mill "text":"" of', '"content":""', "größer\n🌊"]
 TEXTS = ["a", ' "quoted"\\', "\n\t\x00\x7f", "größer 🌊 \u2028", '"text":""']

@@ -16,18 +16,16 @@ from noria.params import MAX_LOGPROBS, SamplingParams
 from noria.server.errors import describe
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import chat_logprobs
-from noria.server.protocol import (
+from noria.server.protocol import ChatRequest, plain_messages, sampling_params
+from noria.server.replies import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatLogprobs,
-    ChatRequest,
     Delta,
     Usage,
-    plain_messages,
-    sampling_params,
 )
 from noria.server.state import ServerState, log, log_answer, raise_error, submit, total_tokens, usage, whole
 

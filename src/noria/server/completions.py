@@ -17,15 +17,8 @@ from noria.params import SamplingParams
 from noria.server.errors import describe
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend
-from noria.server.protocol import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-    Usage,
-    prompts_of,
-    sampling_params,
-)
+from noria.server.protocol import CompletionRequest, prompts_of, sampling_params
+from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from noria.server.state import ServerState, log, log_answer, raise_error, submit, usage, whole
 
 _decoder = msgspec.json.Decoder(CompletionRequest)

@@ -6,7 +6,7 @@ from codecs import getincrementaldecoder
 
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.stream import LogProbColumns
-from noria.server.protocol import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from noria.server.replies import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 
 LOWEST = -9999.0  # JSON has no infinity; OpenAI sends this
 _Utf8 = getincrementaldecoder("utf-8")

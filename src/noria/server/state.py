@@ -20,7 +20,8 @@ from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
 from noria.server.http import Bodies, Watch, decode, field_names, unknown_fields
-from noria.server.protocol import IGNORED, Defaults, GenerationRequest, PromptTokensDetails, Usage
+from noria.server.protocol import IGNORED, Defaults, GenerationRequest
+from noria.server.replies import PromptTokensDetails, Usage
 
 log = get_logger(__name__)
 T = TypeVar("T")
