@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from noria.params import SamplingParams
 
 if TYPE_CHECKING:
+    from noria import grammar
     from noria.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "__version__", "grammar"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +21,6 @@ def __getattr__(name: str) -> Any:
         from noria.llm import LLM
 
         return LLM
+    if name == "grammar":
+        return importlib.import_module("noria.grammar")
     raise AttributeError(f"module 'noria' has no attribute {name!r}")

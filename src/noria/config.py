@@ -219,7 +219,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP side. Sizes in bytes; `api_keys` empty: open to all."""
+    """The HTTP side. Sizes in bytes, times in seconds; `api_keys` empty: open to all."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -231,3 +231,4 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0
     strict_fields: bool = False
+    grammar_timeout: float = 10.0

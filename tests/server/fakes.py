@@ -270,6 +270,7 @@ def serving(core: ReciterCore | None = None, **how: Any) -> Iterator[Running]:
         await server.serve()
         await state.client.close()
         state.inputs.close()
+        state.grammars.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()

@@ -77,6 +77,7 @@ def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
         ({"log_level": "loud"}, "--log-level"),
         ({"max_body_bytes": 1}, "--max-body-bytes"),
         ({"drain_timeout": -1}, "--drain-timeout"),
+        ({"grammar_timeout": 0}, "--grammar-timeout"),
     ],
 )
 def test_bad_server_settings_are_named(settings: dict[str, Any], field: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
+import noria
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar
 from noria.frontend.grammar import BYTES, Spec, SpecError, Vocabulary, compile_spec, make_tokenizer
@@ -204,3 +205,19 @@ def test_bounds_are_checked_at_once(make: Any, said: str) -> None:
         make()
     assert caught.value.param == "f"
     assert caught.value.message.startswith("f: ")
+
+
+def test_offline() -> None:
+    def takes(made: str, text: str) -> bool:
+        matcher = LLMatcher(TOKENIZER, noria.SamplingParams(grammar=made).grammar, log_level=0)
+        return matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+
+    assert takes(noria.grammar.json_object(), '{"a": 1}')
+    assert takes(noria.grammar.json_schema(PERSON), '{"name": "Ann"}')
+    assert not takes(noria.grammar.json_schema(PERSON, whitespace_pattern=""), '{"name": "Ann"}')
+    assert takes(noria.grammar.json_schema({"uniqueItems": True}, strict=False), "[1, 1]")
+    assert takes(noria.grammar.regex("a+"), "aaa")
+    assert takes(noria.grammar.choice(["a", "b"]), "b")
+    assert takes(noria.grammar.grammar('root ::= "a" root | "b"'), "aab")
+    with pytest.raises(InvalidRequestError, match="uniqueItems"):
+        noria.grammar.json_schema({"uniqueItems": True})

@@ -21,6 +21,7 @@ SERVER_SETTINGS: dict[str, str] = {
     "log_format": "log_format",
     "drain_timeout": "drain_timeout",
     "strict_fields": "strict_fields",
+    "grammar_timeout": "grammar_timeout",
 }
 
 
@@ -68,6 +69,8 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
         raise ConfigError(f"must be at least 1024, got {options.max_body_bytes}", "--max-body-bytes")
     if not options.drain_timeout >= 0:
         raise ConfigError(f"must not be negative, got {options.drain_timeout}", "--drain-timeout")
+    if not 0 < options.grammar_timeout <= 3600:
+        raise ConfigError(f"must be in (0, 3600], got {options.grammar_timeout}", "--grammar-timeout")
     return options
 
 

@@ -42,6 +42,7 @@ SERVER_FLAGS = (
     Flag("log_format", str, SERVER, "text, or json: one object per line (default text)."),
     Flag("drain_timeout", float, SERVER, "Seconds that running requests have to finish at the end (default 30)."),
     Flag("strict_fields", bool, SERVER, "Whether a field that is not known is refused (default no: it is ignored)."),
+    Flag("grammar_timeout", float, SERVER, "Seconds that a schema or grammar may take to compile (default 10)."),
 )
 
 ENGINE_FLAGS = (

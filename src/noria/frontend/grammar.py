@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from noria.errors import InvalidRequestError
+from noria.frontend.detokenizer import TokenBytes
 
 WHITESPACE = r" ?|\n {0,24}"  # in JSON, at each place where it may be
 MAX_TEXT = 256 * 1024  # bytes of a schema or grammar, or of all choices together
@@ -60,6 +61,15 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
 
 
 BYTES = Vocabulary((*(bytes((value,)) for value in range(256)), b"<end>"), (256,), 256)  # enough for most checks
+
+
+def vocabulary_of(tokenizer: TokenBytes, end_ids: Sequence[int]) -> Vocabulary:
+    """The vocabulary of a model whose end tokens these are."""
+    pieces = tuple(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
+    ends = [token for token in end_ids if token < len(pieces)]
+    if not ends:  # any token may then follow what is complete, which does not matter for what can match
+        pieces, ends = (*pieces, b"<end>"), [len(pieces)]
+    return Vocabulary(pieces, tuple(tokenizer.special_ids | set(ends)), ends[0])
 
 
 # ---------------------------------------------------------------------------------------------------- making them
@@ -316,7 +326,7 @@ def _explain(spec: Spec, error: str) -> str:
 
 
 def _remedy() -> str:
-    return "leave it out, or ask for strict: false, which ignores it"
+    return "leave it out (response_format with strict: false ignores it)"
 
 
 def _place(spec: Spec, name: str) -> str:

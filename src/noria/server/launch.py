@@ -114,6 +114,7 @@ async def _run(
         _announce(state, files, listener)
         await _serve(state, listener)
     finally:
+        state.grammars.close()
         await state.client.close()
         state.inputs.close()
 
@@ -146,6 +147,8 @@ async def _assemble(
 ) -> ServerState:
     from noria.frontend.client import EngineClient
     from noria.frontend.detokenizer import Pieces
+    from noria.frontend.grammar import vocabulary_of
+    from noria.frontend.grammars import Compiler, Grammars
     from noria.frontend.inputs import InputProcessor
     from noria.observe.metrics import Metrics
     from noria.server.protocol import Defaults
@@ -159,7 +162,8 @@ async def _assemble(
     def another() -> EngineTransport:
         return _engine_transport(_like(engine, client.info), server)
 
-    client = EngineClient(transport, pieces, advised.end_token_ids or tokenizer.end_ids, limit, metrics, another)
+    ends = advised.end_token_ids or tokenizer.end_ids
+    client = EngineClient(transport, pieces, ends, limit, metrics, another)
     info = await client.start()
     defaults = Defaults()
     if engine.model.generation_config:
@@ -172,7 +176,8 @@ async def _assemble(
         )
     inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size)
     aliases = () if server.served_model_name else (files.name,)
-    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases)
+    grammars = Grammars(Compiler(lambda: vocabulary_of(tokenizer, ends), server.grammar_timeout))
+    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, grammars=grammars)
 
 
 async def _serve(state: ServerState, listener: socket.socket) -> None:

@@ -13,17 +13,12 @@ import msgspec
 
 from noria.errors import InvalidRequestError
 from noria.params import SamplingParams
+from noria.server.structured import ResponseFormat, StructuredOutputs
 
 # Fields that would change the answer and are not there yet. Ignoring them would be a silent lie.
 _NOT_YET = (
     "tools",
     "functions",
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
     "suffix",
     "audio",
     "prompt_embeds",
@@ -36,7 +31,6 @@ _NOT_YET = (
 _NOT_YET_IN_CHAT = ("tool_choice", "modalities", "echo", "chat_template")
 # Values of those that ask for what happens anyway.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "function_call": ("none", "auto"),  # without functions, which are refused
     "tool_choice": ("none", "auto"),
     "modalities": (["text"],),
@@ -45,7 +39,16 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
 
 # Fields of OpenAI's that change nothing in an answer.
 IGNORED = frozenset(
-    ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+    (
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "parallel_tool_calls",
+        "guided_decoding_backend",  # vLLM's: there is one way
+    )
 )
 MAX_SALT = 256  # characters of `cache_salt`
 
@@ -84,14 +87,17 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.Raw(b"")  # vLLM's older names of the same
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    grammar: str | None = None  # llama.cpp's names
+    json_schema: msgspec.Raw = msgspec.Raw(b"")
     tools: Any = None
     functions: Any = None
-    response_format: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
     suffix: Any = None
     audio: Any = None
     prompt_embeds: Any = None

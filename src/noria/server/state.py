@@ -14,6 +14,7 @@ from noria.config import ServerOptions, nearest
 from noria.errors import EngineError, InvalidRequestError, NotFoundError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
+from noria.frontend.grammars import Grammars
 from noria.frontend.inputs import InputProcessor
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
@@ -22,6 +23,7 @@ from noria.params import SamplingParams
 from noria.server.http import Bodies, Watch, decode, field_names, unknown_fields
 from noria.server.protocol import IGNORED, Defaults, GenerationRequest
 from noria.server.replies import PromptTokensDetails, Usage
+from noria.server.structured import Form, form_of
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class ServerState:
     aliases: tuple[str, ...] = ()
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,18 +95,32 @@ Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
 
 
 async def submit(
-    state: ServerState, request: Request, wanted: GenerationRequest, choices: int, prepare: Prepare, arrived: float
+    state: ServerState,
+    request: Request,
+    wanted: GenerationRequest,
+    choices: int,
+    prepare: Prepare,
+    arrived: float,
+    form: Form | None = None,
 ) -> RequestStream:
     """Takes seats for `choices`, lets `prepare` make prompts and parameters, and submits them.
 
-    Raises ClientGoneError if the client left meanwhile.
+    Args:
+        form: what answers must look like; None: what the request's own fields say.
+
+    Raises:
+        ClientGoneError: the client left meanwhile.
     """
     state.check_draining()  # it may have begun while the body was read
+    form = form or form_of(wanted)
     limit = state.client.max_unfinished
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
         prompts, params = await prepare()
+        if form is not None and not watch.gone:
+            grammar = await state.grammars.of(form.spec, form.field)
+            params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         if watch.gone:
             raise ClientGoneError
         return state.client.submit(
