@@ -5,10 +5,13 @@ Owns the limits of each parameter. Knows nothing of HTTP, tokenisers or kernels.
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
+from msgspec.inspect import FloatType, IntType, NoneType, StructType, UnionType, type_info
 
 from noria.errors import InvalidRequestError
 
@@ -21,6 +24,18 @@ MAX_N = 128
 MAX_SEED = 2**64 - 1
 MAX_GRAMMAR = 512 * 1024  # characters
 MIN_REPETITION_PENALTY = 0.001  # kernels divide by it in float32, where smaller doubles can be 0
+
+# Numbers with their ranges: the API's structs, its errors and its documents use the same ones.
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Repetition = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=100)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Choices = Annotated[int, Meta(ge=1, le=MAX_N)]
+Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,23 +64,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         grammar: what the output must match, in llguidance's serialised form (`frontend.grammar` makes and checks it).
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
     seed: int | None = None
-    n: int = 1
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    n: Choices = 1
+    max_tokens: Length | None = None
+    min_tokens: Length = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    repetition_penalty: Repetition = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: dict[int, Bias] = {}
+    logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     grammar: str | None = None
@@ -75,23 +90,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         given: Any = self.stop
         msgspec.structs.force_setattr(self, "stop", (given,) if isinstance(given, str) else tuple(given))
         msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _number(self, "temperature", 0.0, 100.0)
-        _number(self, "top_p", 0.0, 1.0, exclusive_low=True)
-        _number(self, "min_p", 0.0, 1.0)
-        _number(self, "repetition_penalty", MIN_REPETITION_PENALTY, 100.0)
-        _number(self, "frequency_penalty", -2.0, 2.0)
-        _number(self, "presence_penalty", -2.0, 2.0)
-        _integer(self, "top_k", -1, 2**31 - 1)
-        _integer(self, "n", 1, MAX_N)
-        _integer(self, "min_tokens", 0, 2**31 - 1)
-        for name, low, high in (
-            ("seed", 0, MAX_SEED),
-            ("max_tokens", 0, 2**31 - 1),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
-        ):
-            if getattr(self, name) is not None:
-                _integer(self, name, low, high)
+        for one in _ranges():
+            one.check(getattr(self, one.name))
+        if self.seed is not None and (isinstance(self.seed, bool) or not 0 <= self.seed <= MAX_SEED):
+            raise InvalidRequestError(f"seed must be an integer in [0, {MAX_SEED}], got {self.seed!r}", "seed")
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise InvalidRequestError("max_tokens must be at least 1 (0 needs echo and logprobs)", "max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -130,15 +132,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
 
-def _number(params: SamplingParams, name: str, low: float, high: float, exclusive_low: bool = False) -> None:
-    value: Any = getattr(params, name)
-    good = isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
-    if not good or (exclusive_low and value <= low):
-        opening = "(" if exclusive_low else "["
-        raise InvalidRequestError(f"{name} must be in {opening}{low:g}, {high:g}], got {value!r}", name)
+class _Range(NamedTuple):
+    """Of a number in SamplingParams; `above`: `low` itself is outside."""
+
+    name: str
+    integer: bool
+    optional: bool
+    low: float
+    high: float
+    above: bool
+
+    def check(self, value: Any) -> None:
+        """Raises InvalidRequestError for what is not such a number."""
+        if value is None and self.optional:
+            return
+        kinds = int if self.integer else (int, float)
+        good = isinstance(value, kinds) and not isinstance(value, bool) and self.low <= value <= self.high
+        if not good or (self.above and value == self.low):
+            low, high = (int(self.low), int(self.high)) if self.integer else (f"{self.low:g}", f"{self.high:g}")
+            kind, opening = "an integer" if self.integer else "a number", "(" if self.above else "["
+            shown = "one far outside" if isinstance(value, int) and abs(value) >= 2**128 else f"{value!r}"[:40]
+            raise InvalidRequestError(f"{self.name} must be {kind} in {opening}{low}, {high}], got {shown}", self.name)
 
 
-def _integer(params: SamplingParams, name: str, low: int, high: int) -> None:
-    value: Any = getattr(params, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be an integer in [{low}, {high}], got {value!r}", name)
+@functools.cache
+def _ranges() -> tuple[_Range, ...]:
+    """The ranges that the types of SamplingParams' fields state."""
+    info = type_info(SamplingParams)
+    assert isinstance(info, StructType)
+    found = []
+    for field in info.fields:
+        members = field.type.types if isinstance(field.type, UnionType) else (field.type,)
+        optional = any(isinstance(member, NoneType) for member in members)
+        for kind in members:
+            low = kind.ge if isinstance(kind, (IntType, FloatType)) and kind.gt is None else getattr(kind, "gt", None)
+            if isinstance(kind, (IntType, FloatType)) and low is not None and kind.le is not None:
+                integer = isinstance(kind, IntType)
+                found.append(_Range(field.name, integer, optional, low, kind.le, kind.gt is not None))
+    return tuple(found)

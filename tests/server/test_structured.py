@@ -132,7 +132,7 @@ def test_all_choices_of_all_prompts_have_it(running: Running, http: httpx.Client
         ({"response_format": {}}, "response_format.type", "required"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
-        ({"response_format": "json_object"}, "response_format", "expected"),
+        ({"response_format": "json_object"}, "response_format", "must be"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
             "response_format.json_schema.schema",
@@ -157,7 +157,7 @@ def test_all_choices_of_all_prompts_have_it(running: Running, http: httpx.Client
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "got regex and json"),
         ({"structured_outputs": {"jsno": {}}}, "structured_outputs", "jsno"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "1 to"),
-        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "expected"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "must be"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "empty"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}}, "structured_outputs.regex", "JSON only"),

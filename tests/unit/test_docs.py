@@ -14,7 +14,9 @@ from noria.cli.common import SERVER_SETTINGS
 from noria.cli.flags import ENGINE_FLAGS, SERVER_FLAGS
 from noria.cli.main import _command
 from noria.config import ENGINE_SETTINGS, EngineOptions, ServerOptions
-from noria.server.protocol import ChatRequest, CompletionRequest
+from noria.server.fields import known_fields
+from noria.server.others import others_of
+from noria.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
@@ -28,13 +30,22 @@ def options_of(command: Any) -> set[str]:
     return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
 
 
-def test_the_page_of_flags_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("write_flags", ROOT / "tools" / "write_flags.py")
+def load_tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    assert read("docs/reference/flags.md") == tool.page(), "run python tools/write_flags.py"
+    return tool
+
+
+def test_the_page_of_flags_is_up_to_date() -> None:
+    assert read("docs/reference/flags.md") == load_tool("write_flags").page(), "run python tools/write_flags.py"
+
+
+def test_the_tables_of_the_api_are_up_to_date() -> None:
+    page = read("docs/reference/api.md")
+    assert page == load_tool("write_api").page(page), "run python tools/write_api.py"
 
 
 def test_defaults_in_help_are_the_defaults() -> None:
@@ -74,16 +85,10 @@ def test_the_guide_to_serving_names_flags_that_exist() -> None:
     assert len(named) > 15
 
 
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
-def test_the_reference_names_every_field_of_a_request(kind: type[msgspec.Struct]) -> None:
-    text = read("docs/reference/api.md")
-    assert [name for name in kind.__struct_fields__ if f"`{name}`" not in text] == []
-    named = {
-        name
-        for row in re.findall(r"^\| (`[^|]*) \|", text.split("## Answers")[0].split("## Fields")[1], re.MULTILINE)
-        for name in re.findall(r"`(\w+)`", row)
-    }
-    assert named <= {*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__}
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
+def test_every_field_is_described_where_it_is_declared(kind: type[msgspec.Struct]) -> None:
+    assert [field.name for field in known_fields(kind).values() if not field.description] == []
+    assert set(known_fields(kind)).isdisjoint(others_of(kind))
 
 
 def test_the_reference_names_every_endpoint() -> None:

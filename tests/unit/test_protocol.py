@@ -10,7 +10,8 @@ import pytest
 
 from noria.errors import InvalidRequestError
 from noria.params import SamplingParams
-from noria.server.errors import from_decoding
+from noria.server.http import decode, other_fields
+from noria.server.others import check_others
 from noria.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,11 +24,9 @@ from noria.server.protocol import (
 
 
 def parse(body: dict[str, Any] | str, kind: type[Any] = CompletionRequest) -> Any:
-    text = body if isinstance(body, str) else json.dumps(body)
-    try:
-        made = msgspec.json.decode(text, type=kind)
-    except msgspec.DecodeError as error:
-        raise from_decoding(error) from None
+    raw = bytearray((body if isinstance(body, str) else json.dumps(body)).encode())
+    made = decode(raw, msgspec.json.Decoder(kind))
+    check_others(kind, other_fields(raw, kind))
     made.check()
     return made
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from noria.errors import InvalidRequestError
 from noria.frontend.stream import Increment, RequestStream
-from noria.params import MAX_LOGPROBS, SamplingParams
+from noria.params import SamplingParams
 from noria.server.errors import describe
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import chat_logprobs
@@ -63,12 +63,6 @@ def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:
     top = wanted.top_logprobs
     if top and not wanted.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    if top is not None and not 0 <= top <= MAX_LOGPROBS:
-        raise InvalidRequestError(f"top_logprobs must be an integer in [0, {MAX_LOGPROBS}], got {top}", "top_logprobs")
-    if wanted.max_completion_tokens is not None and wanted.max_completion_tokens < 1:
-        raise InvalidRequestError(
-            f"max_completion_tokens must be at least 1, got {wanted.max_completion_tokens}", "max_completion_tokens"
-        )
     longest = wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens
     return sampling_params(wanted, state.defaults, longest, (top or 0) if wanted.logprobs else None)
 

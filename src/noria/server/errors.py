@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from noria.errors import EngineError, InvalidRequestError, NotFoundError, RequestError
+from noria.server.fields import allowed, shorten, type_at, value_at
 
 _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
+_PLACE = re.compile(r"\(byte (\d+)\)$")
+_NAMED = re.compile(rb'"(\w{1,64})"\s*:[\s\[\d.,+eE-]*$')
+_LOOK_BACK = 1000  # bytes before the place where JSON went wrong
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 
 
@@ -61,11 +66,19 @@ def error_response(error: Exception) -> Response:
     return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
-def from_decoding(error: msgspec.DecodeError) -> InvalidRequestError:
-    """A request's body that is not JSON, or not of the right types; names the field."""
+def from_decoding(error: msgspec.DecodeError, body: bytes | bytearray = b"", struct: Any = None) -> InvalidRequestError:
+    """A request's body that is not JSON, or not of the right types; names the field.
+
+    Args:
+        body: what was decoded, so that the message can quote the value.
+        struct: what it was to become, so that the message can say what is possible.
+    """
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return InvalidRequestError(f"the body is not valid JSON: {text}")
+        place = _PLACE.search(text)
+        field = _last_field(body[: int(place.group(1))]) if place else None
+        where = f"{field}: " if field else ""
+        return InvalidRequestError(f"{where}the body is not valid JSON: {text}", field)
     found = _PATH.search(text)
     path = found.group("path").removeprefix("$").removeprefix(".") if found else ""
     what = text[: found.start()] if found else text
@@ -73,5 +86,15 @@ def from_decoding(error: msgspec.DecodeError) -> InvalidRequestError:
     if missing:
         path = f"{path}.{missing.group('field')}" if path else missing.group("field")
         return InvalidRequestError(f"{path} is required", path)
-    what = what[:1].lower() + what[1:]
-    return InvalidRequestError(f"{path}: {what}" if path else f"the body: {what}", path or None)
+    written = value_at(body, path) if path else None
+    kind = type_at(struct, path) if path and struct is not None else None
+    if written is None or kind is None:
+        what = what[:1].lower() + what[1:]
+        return InvalidRequestError(f"{path}: {what}" if path else f"the body: {what}", path or None)
+    return InvalidRequestError(f"{path} must be {allowed(kind)}, got {shorten(written)}", path)
+
+
+def _last_field(before: bytes | bytearray) -> str | None:
+    """The name that JSON was at when it went wrong, as with `NaN`."""
+    found = _NAMED.search(before[-_LOOK_BACK:])
+    return found.group(1).decode() if found else None

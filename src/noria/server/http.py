@@ -6,9 +6,8 @@ Knows nothing of what is in them.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hmac
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar, cast
 
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from noria.errors import AuthenticationError, QueueFullError, TooLargeError
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.server.errors import error_response, from_decoding
+from noria.server.fields import known_fields
 
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
@@ -89,7 +89,7 @@ def decode(body: bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise from_decoding(error) from None
+        raise from_decoding(error, body, decoder.type) from None
     except RecursionError:
         raise from_decoding(msgspec.DecodeError("nested too deeply")) from None
     except UnicodeDecodeError as error:
@@ -99,16 +99,10 @@ def decode(body: bytearray, decoder: msgspec.json.Decoder[T]) -> T:
 _names = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@functools.lru_cache
-def field_names(struct: Any) -> frozenset[str]:
-    """The names that a body may have."""
-    return frozenset(field.encode_name for field in msgspec.structs.fields(struct))
-
-
-def unknown_fields(body: bytearray, struct: Any, ignored: Container[str] = ()) -> list[str]:
-    """Names in a body, decoded before, that the struct does not have."""
-    known = field_names(struct)
-    return [name for name in decode(body, _names) if name not in known and name not in ignored]
+def other_fields(body: bytearray, struct: type[msgspec.Struct]) -> dict[str, msgspec.Raw]:
+    """Names in a body, decoded before, that the struct does not have, with their values as they were written."""
+    known = known_fields(struct)
+    return {name: value for name, value in decode(body, _names).items() if name not in known}
 
 
 class Watch:
@@ -246,7 +240,6 @@ __all__ = [
     "Watch",
     "decode",
     "event",
-    "field_names",
     "json_response",
-    "unknown_fields",
+    "other_fields",
 ]

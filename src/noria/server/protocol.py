@@ -1,111 +1,140 @@
 """OpenAI's protocol as structs: what a body may hold. What replies are made of is in `replies`.
 
-Decoding checks types. Ranges are checked by SamplingParams; what Noria cannot do is refused by name, and fields that
-change nothing in an answer (`user`, `store`, …) are ignored.
+Decoding checks types and ranges; both, and what is said of a field, stand at the field (`fields.about`). What Noria
+ignores or refuses by name is in `others`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Raw, field
 
 from noria.errors import InvalidRequestError
-from noria.params import SamplingParams
+from noria.params import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    Alternatives,
+    Bias,
+    Choices,
+    Length,
+    MinP,
+    Penalty,
+    Repetition,
+    SamplingParams,
+    Temperature,
+    TopK,
+    TopP,
+)
+from noria.server.fields import about
 from noria.server.structured import ResponseFormat, StructuredOutputs
 
-# Fields that would change the answer and are not there yet. Ignoring them would be a silent lie.
-_NOT_YET = (
-    "tools",
-    "functions",
-    "suffix",
-    "audio",
-    "prompt_embeds",
-    "use_beam_search",
-    "function_call",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-)
-_NOT_YET_IN_CHAT = ("tool_choice", "modalities", "echo", "chat_template")
-# Values of those that ask for what happens anyway.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "function_call": ("none", "auto"),  # without functions, which are refused
-    "tool_choice": ("none", "auto"),
-    "modalities": (["text"],),
-}
-
-
-# Fields of OpenAI's that change nothing in an answer.
-IGNORED = frozenset(
-    (
-        "user",
-        "store",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "parallel_tool_calls",
-        "guided_decoding_backend",  # vLLM's: there is one way
-    )
-)
 MAX_SALT = 256  # characters of `cache_salt`
+_KEEP = "keeps the last so many tokens of the prompt; −1: what the context holds beside `max_tokens` (16 if not given)"
+_BIAS = "token id (as a string) → addend to its logit"
+
+Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Stop = str | list[str]
+_MODELS = "the model's"
+_A_SCHEMA = "a JSON schema, or its text"
 
 
 class StreamOptions(msgspec.Struct):
     """`stream_options`."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Annotated[bool | None, about("a chunk with the usage, before the end", default="false")] = None
+    continuous_usage_stats: Annotated[bool | None, about("the usage so far, in every chunk", default="false")] = None
+    include_obfuscation: Annotated[bool | None, about("ignored: nothing is added to chunks")] = None
 
 
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What completions and chat have in common."""
 
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    cache_salt: str | None = None
-    return_token_ids: bool | None = None
-    priority: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: msgspec.Raw = msgspec.Raw(b"")  # vLLM's older names of the same
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    grammar: str | None = None  # llama.cpp's names
-    json_schema: msgspec.Raw = msgspec.Raw(b"")
-    tools: Any = None
-    functions: Any = None
-    suffix: Any = None
-    audio: Any = None
-    prompt_embeds: Any = None
-    use_beam_search: Any = None
-    function_call: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
-    prompt_logprobs: Any = None
+    model: Annotated[str | None, about("another name is a 404", default="the served one")] = None
+    temperature: Annotated[Temperature | None, about("0 is greedy", default=f"{_MODELS}, else 1")] = None
+    top_p: Annotated[TopP | None, about("nucleus", default=f"{_MODELS}, else 1")] = None
+    top_k: Annotated[TopK | None, about("0 and −1 keep all", default=f"{_MODELS}, else all")] = None
+    min_p: Annotated[MinP | None, about("share of the best token's probability", default=f"{_MODELS}, else 0")] = None
+    seed: Annotated[
+        int | None,
+        about(
+            "the same seed gives the same answer, whoever else is served",
+            range="an integer in [−2⁶³, 2⁶⁴ − 1]",
+            default="drawn",
+        ),
+    ] = None
+    n: Annotated[Choices | None, about("choices of each prompt; they share its blocks", default="1")] = None
+    stop: Annotated[
+        Stop | None,
+        about(
+            "cut from the answer; found across tokens, too",
+            range=f"a string, or up to {MAX_STOP_STRINGS}, each of 1 to {MAX_STOP_LENGTH:,} characters",
+            default="none",
+        ),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        about("end the answer, beside the model's own end tokens", default="none"),
+    ] = None
+    max_tokens: Annotated[
+        Length | None,
+        about(
+            "length of the answer at most; with the prompt, no more than the context. 0 needs log-probabilities of"
+            " the prompt",
+            default="16; on chat the rest of the context",
+        ),
+    ] = None
+    min_tokens: Annotated[
+        Length | None, about("end tokens and stop strings do not count before; at most `max_tokens`", default="0")
+    ] = None
+    ignore_eos: Annotated[bool | None, about("the model's end tokens do not end the answer", default="false")] = None
+    repetition_penalty: Annotated[Repetition | None, about("over prompt and answer", default=f"{_MODELS}, else 1")] = (
+        None
+    )
+    frequency_penalty: Annotated[
+        Penalty | None, about("over the answer, for each time a token occurred", default="0")
+    ] = None
+    presence_penalty: Annotated[Penalty | None, about("over the answer, for tokens that occurred", default="0")] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None, about(_BIAS, default="none")
+    ] = None
+    skip_special_tokens: Annotated[bool | None, about("leaves control tokens out of the text", default="true")] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, about("the stop string that ended the answer stays in it", default="false")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Kept | None, about(_KEEP, range="−1, or an integer from 1 to what the context holds", default="all")
+    ] = None
+    cache_salt: Annotated[
+        Salt | None,
+        about("prefix blocks are shared only between requests of one salt (and one API key)", default="none"),
+    ] = None
+    return_token_ids: Annotated[bool | None, about("adds `token_ids` and `prompt_token_ids`", default="false")] = None
+    priority: Annotated[
+        Priority | None, about("smaller runs first, with `--scheduling-policy priority`", default="0")
+    ] = None
+    stream: Annotated[bool | None, about("server-sent events", default="false")] = None
+    stream_options: Annotated[
+        StreamOptions | None, about("what a stream tells beside the answer; only with `stream`", default="none")
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None, about("what the answer must look like", default='`{"type": "text"}`')
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("the same, by vLLM's names; one of them", default="none")
+    ] = None
+    guided_json: Annotated[Raw, about("vLLM's older name for `json`", range=_A_SCHEMA)] = field(default_factory=Raw)
+    guided_regex: Annotated[str | None, about("vLLM's older name for `regex`")] = None
+    guided_choice: Annotated[list[str] | None, about("vLLM's older name for `choice`")] = None
+    guided_grammar: Annotated[str | None, about("vLLM's older name for `grammar`")] = None
+    guided_whitespace_pattern: Annotated[str | None, about("vLLM's older name for `whitespace_pattern`")] = None
+    grammar: Annotated[str | None, about("llama.cpp's name for a grammar")] = None
+    json_schema: Annotated[Raw, about("llama.cpp's name for a schema", range=_A_SCHEMA)] = field(default_factory=Raw)
 
     @property
     def include_usage(self) -> bool:
@@ -118,68 +147,77 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
-        """Refuses what is not there yet and what contradicts itself."""
-        self.refuse(_NOT_YET)
+        """Refuses what contradicts itself."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true", "stream_options")
-        if self.priority is not None and not -(2**31) <= self.priority < 2**31:
-            raise InvalidRequestError("priority must fit in 32 bits", "priority")
-        longest = self.truncate_prompt_tokens
-        if longest is not None and longest != -1 and longest < 1:
-            message = f"truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got {longest}"
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got 0"
             raise InvalidRequestError(message, "truncate_prompt_tokens")
-        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_SALT:
-            raise InvalidRequestError(f"cache_salt must have 1 to {MAX_SALT} characters", "cache_salt")
-
-    def refuse(self, names: Sequence[str]) -> None:
-        """Refuses these fields unless they ask for nothing, or for what happens anyway."""
-        for name in names:
-            value = getattr(self, name)
-            nothing = value is None or value is False or value in ("", [], {})
-            if not nothing and value not in _HARMLESS.get(name, ()):
-                raise InvalidRequestError(f"{name}: not supported yet by this server; leave it out", name)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
-    echo: bool | None = None
-    best_of: int | None = None
-    add_special_tokens: bool = True
+    prompt: Annotated[
+        str | list[str | int | list[int]],
+        about(
+            "what is continued; one list holds one kind. Control tokens in a text are plain text",
+            range="a string, token ids, or a list of either",
+        ),
+    ]
+    logprobs: Annotated[
+        Alternatives | None, about("alternatives beside each token, in the integer style", default="none")
+    ] = None
+    echo: Annotated[
+        bool | None, about("the answer begins with the prompt; with `logprobs`, the prompt's too", default="false")
+    ] = None
+    best_of: Annotated[Choices | None, about("as `n`; nothing else is possible", default="as `n`")] = None
+    add_special_tokens: Annotated[bool, about("whether a text prompt begins with the model's BOS")] = True
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation. `content` is text, or parts of which text is the only kind that is served."""
+    """`messages[]`: one message. `content` is text, or parts of which text is the only kind that is served."""
 
-    role: str
-    content: str | list[dict[str, Any]] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    role: Annotated[str, about("whose it is", range="system, developer (the same), user, assistant or tool")]
+    content: Annotated[
+        str | list[dict[str, Any]] | None,
+        about("text, or parts with text", range="a string, or a list of parts (`text`, `input_text`, `refusal`)"),
+    ] = None
+    name: Annotated[str | None, about("of the speaker, for templates that show it")] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, about("what the assistant called, for the template")] = None
+    tool_call_id: Annotated[str | None, about("the call that a tool's message answers")] = None
+    reasoning_content: Annotated[str | None, about("what the assistant thought, for the template")] = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None  # true unless the last message goes on
-    chat_template_kwargs: dict[str, Any] | None = None
-    tool_choice: Any = None
-    continue_final_message: bool | None = None
-    modalities: Any = None
-    echo: Any = None
-    chat_template: Any = None
+    messages: Annotated[
+        list[Message],
+        about("the conversation. Control tokens in it are plain text", range="a list of at least one message"),
+    ]
+    max_completion_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        about("as `max_tokens`; goes before it", default="`max_tokens`"),
+    ] = None
+    logprobs: Annotated[bool | None, about("log-probability of each token", default="false")] = None
+    top_logprobs: Annotated[Alternatives | None, about("alternatives beside them; needs `logprobs`", default="0")] = (
+        None
+    )
+    add_generation_prompt: Annotated[
+        bool | None,
+        about(
+            "whether the template opens the assistant's turn", default="true, or false where the last message goes on"
+        ),
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template", default="none")] = None
+    continue_final_message: Annotated[
+        bool | None, about("the last message, the assistant's, goes on where it ends", default="false")
+    ] = None
 
     def check(self) -> None:
         """The same for chat."""
         super().check()
-        self.refuse(_NOT_YET_IN_CHAT)
         if self.continue_final_message and self.add_generation_prompt is True:
             raise InvalidRequestError(
                 "continue_final_message needs add_generation_prompt: false: either it goes on, or another begins",
@@ -194,21 +232,21 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """`POST /tokenize`: a prompt, or messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
+    model: Annotated[str | None, about("another name is a 404", default="the served one")] = None
+    prompt: Annotated[str | None, about("a text; either this or `messages`")] = None
+    messages: Annotated[list[Message] | None, about("a conversation, rendered by the chat template")] = None
+    add_special_tokens: Annotated[bool, about("whether a text prompt begins with the model's BOS")] = True
+    add_generation_prompt: Annotated[bool, about("whether the template opens the assistant's turn")] = True
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template")] = None
+    return_token_strs: Annotated[bool | None, about("adds `token_strs`, the text of each token")] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """`POST /detokenize`."""
 
-    model: str | None = None
-    tokens: list[int]
-    skip_special_tokens: bool = False
+    model: Annotated[str | None, about("another name is a 404", default="the served one")] = None
+    tokens: Annotated[list[int], about("token ids")]
+    skip_special_tokens: Annotated[bool, about("leaves control tokens out of the text")] = False
 
 
 # ---------------------------------------------------------------------------------------------------- parameters

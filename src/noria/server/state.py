@@ -20,8 +20,10 @@ from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
-from noria.server.http import Bodies, Watch, decode, field_names, unknown_fields
-from noria.server.protocol import IGNORED, Defaults, GenerationRequest
+from noria.server.fields import known_fields
+from noria.server.http import Bodies, Watch, decode, other_fields
+from noria.server.others import check_others
+from noria.server.protocol import Defaults, GenerationRequest
 from noria.server.replies import PromptTokensDetails, Usage
 from noria.server.structured import Form, form_of
 
@@ -66,10 +68,10 @@ class ServerState:
         body = await self.bodies.read(request)
         made = decode(body, decoder)
         struct: Any = decoder.type
-        if unknown := unknown_fields(body, struct, IGNORED):
+        if unknown := check_others(struct, other_fields(body, struct)):
             if self.options.strict_fields:
                 name = unknown[0][:100]
-                hint = nearest(name, field_names(struct))
+                hint = nearest(name, known_fields(struct))
                 raise InvalidRequestError(f"{name}: there is no such field{hint}", name)
             self.metrics.unknown_fields.inc(len(unknown))
             log.debug("fields that are not known: %s", ", ".join(name[:100] for name in unknown[:10]))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Raw, field
 
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar
 from noria.frontend.grammar import WHITESPACE, Spec
+from noria.server.fields import about
 
 if TYPE_CHECKING:
     from noria.server.protocol import GenerationRequest
@@ -24,40 +26,37 @@ _ABSENT = msgspec.Raw(b"")
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
-    """`response_format.json_schema`. `strict`: false ignores keywords of the schema that cannot be enforced; otherwise
-    they are refused. `name` and `description` change nothing."""
+    """`response_format.json_schema`."""
 
-    name: str | None = None
-    description: str | None = None
-    schema: msgspec.Raw = _ABSENT
-    strict: bool | None = None
+    name: Annotated[str | None, about("changes nothing")] = None
+    description: Annotated[str | None, about("changes nothing")] = None
+    schema: Annotated[Raw, about("a JSON schema")] = field(default_factory=Raw)
+    strict: Annotated[
+        bool | None, about("false ignores keywords of the schema that cannot be enforced; otherwise they are refused")
+    ] = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
-    """`response_format`: `text`, `json_object` (any object, or with llama.cpp's `schema` one that is valid) or
-    `json_schema`."""
+    """`response_format`."""
 
-    type: str
-    json_schema: JsonSchema | None = None
-    schema: msgspec.Raw = _ABSENT
+    type: Annotated[str, about("what the answer is", range="`text`, `json_object` or `json_schema`")]
+    json_schema: Annotated[JsonSchema | None, about("the schema, with `json_schema`")] = None
+    schema: Annotated[Raw, about("llama.cpp's: a schema, with `json_object`")] = field(default_factory=Raw)
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`structured_outputs`: exactly one of `json` (a schema, or its text), `regex`, `choice`, `grammar` and
-    `json_object`. With JSON, `whitespace_pattern` is what may stand where JSON allows white space, and
-    `disable_any_whitespace` is that nothing may. `disable_fallback` changes nothing: there is nothing to fall back to.
-    """
+    """`structured_outputs`: exactly one of the first five."""
 
-    json: msgspec.Raw = _ABSENT
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    whitespace_pattern: str | None = None
-    disable_any_whitespace: bool | None = None
-    disable_fallback: bool | None = None
-    disable_additional_properties: bool | None = None  # refused
-    structural_tag: Any = None  # refused
+    json: Annotated[Raw, about("a JSON schema, or its text")] = field(default_factory=Raw)
+    regex: Annotated[str | None, about("an expression that all of the answer matches")] = None
+    choice: Annotated[list[str] | None, about("the texts that the answer may be")] = None
+    grammar: Annotated[str | None, about("a grammar, in Lark's or GBNF's form")] = None
+    json_object: Annotated[bool | None, about("any JSON object")] = None
+    whitespace_pattern: Annotated[str | None, about("what may stand where JSON allows white space")] = None
+    disable_any_whitespace: Annotated[bool | None, about("that nothing may stand there")] = None
+    disable_fallback: Annotated[bool | None, about("changes nothing: there is nothing to fall back to")] = None
+    disable_additional_properties: Annotated[bool | None, about("refused: say so in the schema")] = None
+    structural_tag: Annotated[Any, about("refused")] = None
 
 
 @dataclass(frozen=True, slots=True)
