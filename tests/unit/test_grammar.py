@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator, FormatChecker
 from llguidance import LLMatcher
+from structured import SCHEMAS  # of benchmarks/
 
 import noria
 from noria.errors import InvalidRequestError
@@ -35,6 +38,19 @@ def accepts(spec: Spec, text: str, tokenizer: Any = TOKENIZER) -> bool:
     matcher = LLMatcher(tokenizer, compile_spec(spec, tokenizer), log_level=0)
     data = text.encode()
     return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def some_answer(compiled: str, dice: random.Random) -> bytes:
+    """An answer of random bytes among those that are possible, those that lead to an end more often than others."""
+    matcher, answer = LLMatcher(TOKENIZER, compiled, log_level=0), bytearray()
+    while not (matcher.is_accepting() and (matcher.is_stopped() or dice.random() < 0.3)):
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        possible = [token for token in range(256) if mask >> token & 1]
+        closing = [token for token in possible if token in b'"}],:']
+        token = dice.choice(closing if closing and dice.random() < 0.5 else possible)
+        assert matcher.consume_token(token)
+        answer.append(token)
+    return bytes(answer)
 
 
 def refusal(spec: Spec) -> str:
@@ -81,6 +97,15 @@ def test_white_space_of_ones_own() -> None:
     assert accepts(grammar.schema(PERSON, whitespace=r"\t"), '{\t"name":"a"}')
     assert accepts(grammar.schema(PERSON, whitespace=""), '{"name":"a"}')
     assert not accepts(grammar.schema(PERSON, whitespace=""), '{"name": "a"}')
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whatever_is_possible_is_valid(name: str) -> None:
+    wanted = SCHEMAS[name][1]
+    compiled, dice = compile_spec(grammar.schema(wanted), TOKENIZER), random.Random(name)
+    validator = Draft202012Validator(wanted, format_checker=FormatChecker())
+    for _ in range(8):
+        validator.validate(json.loads(some_answer(compiled, dice)))
 
 
 def test_any_object() -> None:
