@@ -9,7 +9,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 # pip prints its own log only when it fails.
 QUIET   = > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 
-.PHONY: serve test check parity bench bench-peers bench-all clean
+.PHONY: serve test check test-clients parity bench bench-peers bench-all clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.core
@@ -24,6 +24,10 @@ check: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports > $(VENV)/lint.log 2>&1 || { cat $(VENV)/lint.log; exit 1; }
 	@$(BIN)/python tools/check_sizes.py
+
+# The clients that people bring, in an environment of their own, against `noria serve` with the demo model.
+test-clients: .venv-clients/.ready
+	@NORIA_PYTHON=$(BIN)/python .venv-clients/bin/python -m pytest tests/clients $(PYTEST_ARGS)
 
 # Live against transformers and PyTorch, in an environment of its own; rewrites the stored outputs that `make test` checks.
 parity: .venv-parity/.ready
@@ -42,7 +46,7 @@ bench-all: $(VENV)/.dev
 	@$(BIN)/python benchmarks/measure_all.py --model $(MODEL) $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-parity build
+	rm -rf $(VENV) .venv-parity .venv-clients build
 
 $(VENV)/bin/python:
 	@echo "Making the environment in $(VENV) …"
@@ -68,4 +72,11 @@ $(VENV)/.dev: $(VENV)/.core
 	@.venv-parity/bin/pip install -q torch==2.13.0 transformers accelerate
 	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q "scikit-build-core>=0.10" "nanobind>=2.4"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" .venv-parity/bin/pip install -q --no-build-isolation -C build-dir=build/parity -e '.[dev]'
+	@touch $@
+
+# --no-compile: most of what lm-eval brings is never imported.
+.venv-clients/.ready: tests/clients/requirements.txt | $(VENV)/.core
+	@echo "Making the clients' environment in .venv-clients (openai, LiteLLM, LangChain, lm-eval, schemathesis) …"
+	@$(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/pip install --no-compile -r $< > .venv-clients/install.log 2>&1 || { cat .venv-clients/install.log; exit 1; }
 	@touch $@
