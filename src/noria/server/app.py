@@ -39,6 +39,7 @@ def create_app(state: ServerState) -> Starlette:
         _route("/ready", pages.ready, "GET"),
         _route("/metrics", pages.metrics, "GET"),
         _route("/version", pages.version, "GET"),
+        _route("/openapi.json", pages.openapi, "GET"),
     ]
     app = Starlette(
         routes=routes,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,26 +10,22 @@ import noria
 from noria.errors import InvalidRequestError
 from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
+from noria.server.openapi import document
 from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
+from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, Version
 from noria.server.state import ServerState
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
 
 
-def _model(state: ServerState) -> dict[str, Any]:
-    return {
-        "id": state.name,
-        "object": "model",
-        "created": state.started,
-        "owned_by": "noria",
-        "max_model_len": state.inputs.max_model_len,
-    }
+def _model(state: ServerState) -> Model:
+    return Model(id=state.name, created=state.started, max_model_len=state.inputs.max_model_len)
 
 
 async def list_models(request: Request) -> Response:
     """`GET /v1/models`."""
-    return json_response({"object": "list", "data": [_model(request.app.state.noria)]})
+    return json_response(Models(data=[_model(request.app.state.noria)]))
 
 
 async def get_model(request: Request) -> Response:
@@ -53,9 +47,9 @@ async def tokenize(request: Request) -> Response:
         ids = await state.inputs.chat(messages, None, wanted.add_generation_prompt, variables)
     else:
         ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
-    reply: dict[str, Any] = {"count": len(ids), "max_model_len": state.inputs.max_model_len, "tokens": ids}
+    reply = Tokenized(count=len(ids), max_model_len=state.inputs.max_model_len, tokens=ids)
     if wanted.return_token_strs:
-        reply["token_strs"] = [state.pieces.text_of(token) for token in ids]
+        reply.token_strs = [state.pieces.text_of(token) for token in ids]
     return json_response(reply)
 
 
@@ -65,15 +59,15 @@ async def detokenize(request: Request) -> Response:
     wanted = await state.read(request, _detokenize)
     state.check_model(wanted.model)
     state.inputs.check_ids(wanted.tokens, "tokens")
-    return json_response({"prompt": await state.inputs.decode(wanted.tokens, wanted.skip_special_tokens)})
+    return json_response(Detokenized(await state.inputs.decode(wanted.tokens, wanted.skip_special_tokens)))
 
 
 async def health(request: Request) -> Response:
     """`GET /health`: 200 while the server lives, 503 when its engine is gone for good."""
     state: ServerState = request.app.state.noria
     if (error := state.client.error) is not None:
-        return json_response({"status": "unavailable", "message": str(error)}, 503)
-    return json_response({"status": "ok"})
+        return json_response(Condition("unavailable", str(error)), 503)
+    return json_response(Condition("ok"))
 
 
 async def ready(request: Request) -> Response:
@@ -82,10 +76,10 @@ async def ready(request: Request) -> Response:
     if state.draining:
         message = "the server is stopping"
     elif state.client.ready:
-        return json_response({"status": "ready"})
+        return json_response(Condition("ready"))
     else:
         message = str(state.client.error or "the engine is being started again")
-    return json_response({"status": "unavailable", "message": message}, 503)
+    return json_response(Condition("unavailable", message), 503)
 
 
 async def metrics(request: Request) -> Response:
@@ -97,4 +91,10 @@ async def metrics(request: Request) -> Response:
 
 async def version(request: Request) -> Response:
     """`GET /version`."""
-    return json_response({"version": noria.__version__})
+    return json_response(Version(noria.__version__))
+
+
+async def openapi(request: Request) -> Response:
+    """`GET /openapi.json`: what this server takes and answers."""
+    state: ServerState = request.app.state.noria
+    return json_response(document(state.name, keys=bool(state.options.api_keys)))

@@ -138,3 +138,51 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+# ---------------------------------------------------------------------------------------------------- small endpoints
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """The served model. `created`: when the server started; `max_model_len`: tokens of prompt and answer together."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "noria"
+    max_model_len: int
+
+
+class Models(msgspec.Struct, kw_only=True):
+    """`GET /v1/models`."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(msgspec.Struct):
+    """`POST /detokenize`."""
+
+    prompt: str
+
+
+class Condition(msgspec.Struct):
+    """`GET /health` and `GET /ready`. `message`: what is wrong."""
+
+    status: Literal["ok", "ready", "unavailable"]
+    message: str | UnsetType = UNSET
+
+
+class Version(msgspec.Struct):
+    """`GET /version`."""
+
+    version: str
