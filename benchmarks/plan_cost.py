@@ -57,8 +57,8 @@ class Instant:
         pass
 
 
-def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id: int) -> float:
-    """Submits `count` requests; returns seconds per submission."""
+def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id: int, tenants: int = 1) -> float:
+    """Submits `count` requests, of each tenant in turn; returns seconds per submission."""
     random = np.random.default_rng(first_id)
     params = SamplingParams(max_tokens=output, seed=0)
     messages = [
@@ -67,6 +67,7 @@ def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id
             prompt_ids=random.integers(2, 50_000, prompt_length).astype("<i4").tobytes(),
             params=params,
             arrival=float(number),
+            tenant=str(number % tenants),
         )
         for number in range(count)
     ]
@@ -76,13 +77,17 @@ def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id
     return (time.perf_counter() - began) / count
 
 
-def measure(running: int, waiting: int, steps: int, depth: int, blocks: int | None, output: int) -> dict[str, float]:
-    """Milliseconds of planning and updating per step, over `steps` steps with `running` rows."""
+def measure(
+    running: int, waiting: int, steps: int, depth: int, blocks: int | None, output: int, tenants: int = 0
+) -> dict[str, float]:
+    """Milliseconds of planning and updating per step, over `steps` steps with `running` rows. `tenants`: of the fair
+    policy; 0: first come, first served."""
     blocks = blocks or running * 32
     executor = Instant(running, blocks)
-    scheduler = SchedulerOptions(max_num_seqs=running, in_flight_depth=depth)  # the default budget of tokens
+    # The default budget of tokens.
+    scheduler = SchedulerOptions(max_num_seqs=running, in_flight_depth=depth, policy="fair" if tenants else "fcfs")
     core = EngineCore(executor, CacheOptions(), scheduler, clock=time.thread_time)
-    submit_seconds = fill(core, running + waiting, 128, output, 1)
+    submit_seconds = fill(core, running + waiting, 128, output, 1, max(1, tenants))
     while core.stats.running < running and core.stats.waiting and core.stats.steps_total < 1000:
         core.step()
     gc.collect()
@@ -118,6 +123,9 @@ def main() -> None:
         "decode, depth 2": {"depth": 2, "blocks": None, "output": 2000},
         "churn (64 tokens out)": {"depth": 1, "blocks": None, "output": 64},
         "short of blocks": {"depth": 1, "blocks": given.running * 10, "output": 200},
+        "churn, fair among 2": {"depth": 1, "blocks": None, "output": 64, "tenants": 2},
+        "churn, fair among 1000": {"depth": 1, "blocks": None, "output": 64, "tenants": 1000},
+        "short of blocks, fair among 10": {"depth": 1, "blocks": given.running * 10, "output": 200, "tenants": 10},
     }
     rows = []
     for name, case in cases.items():

@@ -17,7 +17,7 @@ from noria.errors import ConfigError
 Dtype = Literal["auto", "f32", "bf16"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 CacheDtype = Literal["auto", "f32", "bf16", "int8"]
-Policy = Literal["fcfs", "priority"]
+Policy = Literal["fcfs", "priority", "fair"]
 ReclaimStrategy = Literal["lru", "fifo", "random"]
 
 
@@ -112,6 +112,10 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 65536)
         _in_range("--max-queued-requests", self.max_queued_requests, 1, 1_000_000)
         _in_range("in_flight_depth", self.in_flight_depth, 1, 2)
+        if self.policy == "fair" and not self.continuous:
+            raise ConfigError(
+                "fair needs requests that join at every step; leave --static-batching out", "--scheduling-policy"
+            )
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

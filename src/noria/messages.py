@@ -51,6 +51,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
         priority: smaller runs first under the priority policy.
         salt: prefix blocks are shared only between requests of one salt.
         arrival: seconds, `time.time()`.
+        tenant: whom it is for: the name of an API key, or "". Those of one tenant share what the fair policy gives it.
+        share: the tenant's weight under the fair policy, above 0.
     """
 
     request_id: int
@@ -63,6 +65,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
     priority: int = 0
     salt: str = ""
     arrival: float = 0.0
+    tenant: str = ""
+    share: float = 1.0
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

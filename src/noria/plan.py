@@ -16,6 +16,7 @@ from noria.params import SamplingParams
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 
 
 _NONE: Int32 = np.empty(0, np.int32)

@@ -32,8 +32,8 @@ def worlds(draw):
         "depth": depth,
         "slots": draw(st.integers(2, 6)),
         "budget": draw(st.sampled_from([1, 5, 8, 16, 30, 64, 200])),
-        "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "continuous": draw(st.sampled_from([True, True, True, False])),
+        "policy": (policy := draw(st.sampled_from(["fcfs", "priority", "fair"]))),
+        "continuous": policy == "fair" or draw(st.sampled_from([True, True, True, False])),
         "static_timeout": 0.0,
         "max_preemptions": draw(st.integers(0, 3)),
         "max_model_len": MAX_MODEL_LEN,
@@ -59,6 +59,8 @@ def requests(draw):
         "seed": draw(st.integers(0, 3)),
         "priority": draw(st.integers(0, 2)),
         "salt": draw(st.sampled_from(["", "", "other"])),
+        "tenant": draw(st.sampled_from(["", "a", "b"])),
+        "share": draw(st.sampled_from([1.0, 1.0, 0.01, 7.0])),
         "received": draw(st.sampled_from([0, 0, 0, 5])),
         "choices": draw(st.sampled_from([1, 1, 3])),
         "at": draw(st.integers(0, 6)),
@@ -106,8 +108,8 @@ def test_crowded_worlds(seed):
         "depth": depth,
         "slots": random.randint(3, 8),
         "budget": random.choice([3, 9, 20, 40, 200]),
-        "policy": random.choice(["fcfs", "priority"]),
-        "continuous": random.random() < 0.85,
+        "policy": (policy := random.choice(["fcfs", "priority", "fair"])),
+        "continuous": policy == "fair" or random.random() < 0.85,
         "static_timeout": 0.0,
         "max_preemptions": random.randint(0, 4),
         "max_model_len": MAX_MODEL_LEN,
@@ -128,6 +130,8 @@ def crowd_member(random):
         "seed": random.randrange(3),
         "priority": random.randrange(3),
         "salt": random.choice(["", "", "", "other"]),
+        "tenant": random.choice(["", "", "a", "b"]),
+        "share": random.choice([1.0, 1.0, 0.01, 7.0]),
         "received": random.choice([0, 0, 0, 6]),
         "choices": random.choice([1, 1, 2, 4]),
         "at": random.randrange(8),
@@ -167,7 +171,7 @@ def resolve(entry, most):
 
 
 def submit(driver, entry):
-    own = ("received", "stop_ids", "priority", "salt", "choice", "group")
+    own = ("received", "stop_ids", "priority", "salt", "choice", "group", "tenant", "share")
     params = ("max_tokens", "min_tokens", "prompt_logprobs", "logprobs", "seed")
     more = {name: entry[name] for name in own + params}
     driver.submit(entry["id"], entry["prompt"], arrival=float(entry["at"]), **more)

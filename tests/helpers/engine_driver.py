@@ -18,7 +18,8 @@ def ids(values) -> bytes:
 
 
 def submit(request_id, prompt, *, received=(), max_tokens=4, stop_ids=(), seed=0, **more) -> Submit:
-    own = {name: more.pop(name) for name in ("choice", "group", "priority", "salt", "arrival") if name in more}
+    names = ("choice", "group", "priority", "salt", "arrival", "tenant", "share")
+    own = {name: more.pop(name) for name in names if name in more}
     params = SamplingParams(max_tokens=max_tokens, seed=seed, **more)
     return Submit(
         request_id=request_id,

@@ -6,9 +6,9 @@ import pytest
 from plan_cost import measure
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_planning_is_measured_with_all_rows_running(depth: int) -> None:
-    found = measure(running=4, waiting=6, steps=5, depth=depth, blocks=None, output=40)
+@pytest.mark.parametrize(("depth", "tenants"), [(1, 0), (2, 0), (1, 3)])
+def test_planning_is_measured_with_all_rows_running(depth: int, tenants: int) -> None:
+    found = measure(running=4, waiting=6, steps=5, depth=depth, blocks=None, output=40, tenants=tenants)
     assert (found["running"], found["waiting"], found["depth"], found["preemptions"]) == (4, 6, depth, 0)
     assert 0.0 <= found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
     assert found["mean_ms"] > 0.0

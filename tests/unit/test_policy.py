@@ -74,7 +74,7 @@ def test_removed_requests_do_not_pile_up_behind_a_stuck_first():
         one = request(number)
         queue.push(one)
         finish(queue, one)
-    assert len(queue._heap) < 200
+    assert len(queue._line) < 200
     assert drain(queue) == [0]
 
 

@@ -53,7 +53,12 @@ ENGINE_FLAGS = (
     Flag("max_num_seqs", int, BATCHING, "Most requests running at once (default 256)."),
     Flag("max_num_batched_tokens", int, BATCHING, "Most tokens computed in one step (default 512)."),
     Flag("max_queued_requests", int, BATCHING, "Most requests waiting; more are refused with 429 (default 1024)."),
-    Flag("scheduling_policy", str, BATCHING, "fcfs, or priority: smaller `priority` first (default fcfs)."),
+    Flag(
+        "scheduling_policy",
+        str,
+        BATCHING,
+        "fcfs; priority: smaller `priority` first; fair: keys served least first (default fcfs).",
+    ),
     Flag("static_batching", bool, BATCHING, "The baseline: a batch runs until its last request ends."),
     Flag("static_batch_timeout", float, BATCHING, "Seconds that an incomplete static batch waits (default 0.1)."),
     Flag("kv_cache_dtype", str, CACHE, "f32, bf16 or int8 (default: the smallest that keeps the quality)."),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from noria.engine.policy import Key
+from noria.engine.policy import EVERYONE, Key, Turn
 from noria.engine.request import Request
 from noria.plan import Int32
 
@@ -110,23 +110,28 @@ class Running:
         self._slots = None
         self.changes += 1
 
-    def divide(self, budget: int) -> tuple[Int32, Int32]:
-        """The one rule: each request gets tokens until computed = known, within the budget.
+    def divide(self, budget: int, turn: Turn = EVERYONE) -> tuple[Int32, Int32]:
+        """The one rule: each request whose turn it is gets tokens until computed = known, within the budget.
 
         Rows with a single token to compute come first, so that a long prompt never delays another's next token.
         Returns slots and counts [rows].
         """
         slots = self.slots
         need = np.minimum(self.known[slots], self.goal[slots]) - self.computed[slots]
-        single = slots[need == 1][:budget]
-        several = need > 1
-        if not several.any() or len(single) == budget:
+        if turn.served is not None:
+            need[turn.served[slots] > turn.bound] = 0
+        single = slots[need == 1]
+        if len(single) > budget:
+            single = turn.order(single)[:budget]
+        if len(single) == budget or not (need > 1).any():
             return single, np.ones(len(single), np.int32)
-        wanted = need[several]
+        several = turn.order(slots[need > 1])
+        wanted = np.minimum(self.known[several], self.goal[several]) - self.computed[several]
         before = np.cumsum(wanted) - wanted
-        counts = np.clip(budget - len(single) - before, 0, wanted).astype(np.int32)
+        room = min(budget - len(single), turn.several)
+        counts = np.clip(room - before, 0, wanted).astype(np.int32)
         some = counts > 0
         return (
-            np.concatenate((single, slots[several][some])),
+            np.concatenate((single, several[some])),
             np.concatenate((np.ones(len(single), np.int32), counts[some])),
         )

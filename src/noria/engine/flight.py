@@ -31,6 +31,10 @@ class Draft:
     admitted_counts: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def empty(self) -> bool:
+        return not len(self.slots) and not self.admitted
+
 
 @dataclass(slots=True)
 class Flight:

@@ -5,11 +5,16 @@ Pure functions of a request for the order; smaller runs first and is preempted l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from noria.config import Policy, SchedulerOptions
 from noria.engine.request import Request
+from noria.plan import Float64, Int32
 
 Key = tuple[float, ...]
 OrderKey = Callable[[Request], Key]
@@ -25,7 +30,36 @@ def priority(request: Request) -> Key:
     return (request.priority, request.arrival, request.order)
 
 
-KEYS: dict[Policy, OrderKey] = {"fcfs": fcfs, "priority": priority}
+# `fair` is an order of tenants (`engine/fair.py`) and within one tenant that of `priority`.
+KEYS: dict[Policy, OrderKey] = {"fcfs": fcfs, "priority": priority, "fair": priority}
+
+
+@dataclass(slots=True, frozen=True)
+class Turn:
+    """Who takes part in a step, and who comes first in it.
+
+    Attributes:
+        served: [slots] what the tenant of each slot has been served; those served less come first. None: tenants are
+            not told apart, and the order of requests is all.
+        bound: tenants that have been served more take no part. inf: all take part.
+        several: most tokens in rows of more than one token.
+    """
+
+    served: Float64 | None = None
+    bound: float = math.inf
+    several: int = 2**31 - 1
+
+    @property
+    def all(self) -> bool:
+        """Whether all take part."""
+        return self.bound == math.inf
+
+    def order(self, slots: Int32) -> Int32:
+        """Slots, given in the order of requests: by what their tenants have been served, then in that order."""
+        return slots if self.served is None else slots[np.argsort(self.served[slots], kind="stable")]
+
+
+EVERYONE = Turn()
 
 
 class Admission(Protocol):

@@ -8,19 +8,87 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from noria.engine.policy import Key, OrderKey
 from noria.engine.request import Request, State
 
 _COMPACT_FROM = 64
+Entry = tuple[Key, Request]  # keys are unique, so requests are never compared
+
+
+class Line(Protocol):
+    """Requests in an order. Those that ended while they stood in it may stay until they surface."""
+
+    def __len__(self) -> int:
+        """Entries, those of ended requests too."""
+        ...
+
+    def push(self, key: Key, request: Request) -> None: ...
+
+    def first(self) -> Request | None:
+        """The first that has not ended."""
+        ...
+
+    def pop(self) -> Request:
+        """Takes it out, right after `first` returned it."""
+        ...
+
+    def compact(self) -> None:
+        """Drops the entries of ended requests."""
+        ...
+
+
+class OneLine:
+    """All in the order of their keys."""
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, key: Key, request: Request) -> None:
+        heapq.heappush(self._heap, (key, request))
+
+    def first(self) -> Request | None:
+        return heap_first(self._heap)
+
+    def pop(self) -> Request:
+        return heapq.heappop(self._heap)[1]
+
+    def compact(self) -> None:
+        self._heap = heap_compact(self._heap)
+
+
+def heap_first(heap: list[Entry]) -> Request | None:
+    """The first of a heap that waits; drops ended ones before it."""
+    while heap:
+        request = heap[0][1]
+        if request.state is State.WAITING:
+            return request
+        heapq.heappop(heap)
+    return None
+
+
+def heap_compact(heap: list[Entry]) -> list[Entry]:
+    """A heap of those that wait."""
+    kept = [entry for entry in heap if entry[1].state is State.WAITING]
+    heapq.heapify(kept)
+    return kept
 
 
 class WaitingQueue:
-    """All waiting requests. Removed ones stay in the heap until they surface or outnumber the others."""
+    """All waiting requests. Removed ones stay in the line until they surface or outnumber the others.
 
-    def __init__(self, key: OrderKey) -> None:
+    Args:
+        key: order of requests.
+        line: keeps those in line in that order; None: one line for all.
+    """
+
+    def __init__(self, key: OrderKey, line: Line | None = None) -> None:
         self._key = key
-        self._heap: list[tuple[Key, Request]] = []  # keys are unique, so requests are never compared
+        self._line: Line = OneLine() if line is None else line
         self._all: dict[int, Request] = {}  # by id, in the order in which they came
         self._parked: dict[int, deque[tuple[int, Request]]] = {}  # owner's id → (tokens it must compute first, request)
         self._parked_ids: dict[int, int] = {}  # id → owner's id
@@ -42,26 +110,20 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         self._all[request.id] = request
-        heapq.heappush(self._heap, (self._key(request), request))
+        self._line.push(self._key(request), request)
 
     def first(self) -> Request | None:
         """The first in line that is not parked."""
-        heap = self._heap
-        while heap:
-            request = heap[0][1]
-            if request.state is State.WAITING:
-                return request
-            heapq.heappop(heap)
-        return None
+        return self._line.first()
 
     def pop(self) -> None:
         """Takes `first` out of the queue."""
-        _, request = heapq.heappop(self._heap)
+        request = self._line.pop()
         del self._all[request.id]
 
     def park(self, owner: int, tokens: int) -> None:
         """Lets `first` wait until request `owner` has computed `tokens` tokens, or runs no longer."""
-        _, request = heapq.heappop(self._heap)
+        request = self._line.pop()
         self._parked.setdefault(owner, deque()).append((tokens, request))
         self._parked_ids[request.id] = owner
 
@@ -76,7 +138,7 @@ class WaitingQueue:
                 keep.append((needed, request))
                 continue
             del self._parked_ids[request.id]
-            heapq.heappush(self._heap, (self._key(request), request))
+            self._line.push(self._key(request), request)
         if keep:
             self._parked[owner] = keep
         else:
@@ -92,6 +154,5 @@ class WaitingQueue:
             if not rest:
                 del self._parked[owner]
         in_line = len(self._all) - len(self._parked_ids)
-        if len(self._heap) > _COMPACT_FROM and len(self._heap) > 2 * in_line:
-            self._heap = [entry for entry in self._heap if entry[1].state is State.WAITING]
-            heapq.heapify(self._heap)
+        if len(self._line) > _COMPACT_FROM and len(self._line) > 2 * in_line:
+            self._line.compact()

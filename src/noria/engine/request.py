@@ -36,6 +36,7 @@ class Request:
         limit: most tokens of prompt and output together.
         order: number of its submission to this engine.
         submitted: seconds on the engine's clock.
+        tenant, share: whom it is for, and that one's share of the engine under the fair policy.
         confirmed: tokens whose keys and values are valid by the results that have come back.
         idle_from: after a preemption, the last step that may still yield a token for it.
         wants_prompt_logprobs: until they have been reported.
@@ -56,6 +57,8 @@ class Request:
     submitted: float
     stops: frozenset[int]
     wants_prompt_logprobs: bool
+    tenant: str = ""
+    share: float = 1.0
     chain: HashChain | None = None
     state: State = State.WAITING
     slot: int = -1
@@ -138,4 +141,6 @@ def make_request(submit: Submit, order: int, now: float, vocab_size: int, max_mo
         stops=frozenset(stops),
         # They are reported together with the first token, so a resumed request has them already.
         wants_prompt_logprobs=params.prompt_logprobs is not None and received.size == 0,
+        tenant=submit.tenant,
+        share=submit.share,
     )

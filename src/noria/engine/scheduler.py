@@ -8,16 +8,16 @@ Plain data in, plain data out: no clock, no executor, no messages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from noria.cache.manager import BlockTable, CacheManager, Match
+from noria.cache.manager import BlockTable, CacheManager
 from noria.config import SchedulerOptions
 from noria.engine.columns import Running
+from noria.engine.fair import make_tenancy
 from noria.engine.flight import Draft, Flight, launch, repeat
 from noria.engine.outputs import Outputs
-from noria.engine.policy import KEYS, make_admission
+from noria.engine.policy import EVERYONE, KEYS, Turn, make_admission
+from noria.engine.prefix import Prefixes
 from noria.engine.queue import WaitingQueue
 from noria.engine.request import Request, State
 from noria.engine.stats import Counters
@@ -26,15 +26,6 @@ from noria.messages import FinishReason
 from noria.plan import Admission, StepResult
 
 _MOST_LOOKS = 64  # prefix lookups of one step that end without an admission, so that planning stays short
-
-
-@dataclass(slots=True)
-class _Prefix:
-    """Where a request's first tokens come from: matched blocks, or a sibling's table. `tokens`: how many."""
-
-    match: Match
-    tokens: int
-    sibling: BlockTable | None = None
 
 
 class Scheduler:
@@ -56,12 +47,12 @@ class Scheduler:
         self._key = KEYS[options.policy]
         self._admission = make_admission(options, slots)
         self._max_preemptions = options.max_preemptions
-        self._slots = slots
-        self.waiting = WaitingQueue(self._key)
+        self._tenancy = make_tenancy(options, slots)
+        self.waiting = WaitingQueue(self._key, self._tenancy.line)
+        self._prefixes = Prefixes(manager, self.waiting, slots)
         self.running = Running(slots)
         self._last: Flight | None = None  # planned
         self._released: list[int] = []
-        self._leaders: dict[int, Request] = {}  # group → the running request that its siblings share with
         self._scoring: set[int] = set()  # slots that owe prompt log-probabilities
         self._frees = 0
         self._stuck: tuple[Request, int] | None = None  # did not fit, when so many tables had been freed
@@ -74,6 +65,7 @@ class Scheduler:
         request.chain = self.manager.chain(request.salt)
         if request.chain is not None:
             request.chain.extend(request.tokens)
+        self._tenancy.joined(request, now)
         self.waiting.push(request)
         if request.output_length and (reason := _ending(request)):
             last = request.tokens[-1]
@@ -106,6 +98,7 @@ class Scheduler:
             self._leave(request)
         else:
             self.waiting.remove(request)
+        self._tenancy.left(request)
 
     def _leave(self, request: Request) -> None:
         """Takes slot and blocks from a request that runs no longer."""
@@ -116,9 +109,7 @@ class Scheduler:
         self.manager.free(request.table)
         self._frees += 1
         request.table, request.slot = None, -1
-        if self._leaders.get(request.group) is request:
-            del self._leaders[request.group]
-        self.waiting.wake(request.id, None)
+        self._prefixes.stopped(request)
 
     def _preempt(self, request: Request) -> None:
         """Back to waiting; it will compute again what the cache has given up by then, and go on as if nothing was."""
@@ -140,33 +131,52 @@ class Scheduler:
         if last is not None and last.repeats and last.changes == self.running.changes and not len(self.waiting):
             self.step += 1
             self._last = repeat(last, self.running)
+            self._tenancy.charge(self._last.plan, self.running.prompt)
             return self._last
         self.running.settle()
-        draft = self._continue()
-        if not draft.preempted and len(self.waiting):
-            self._admit(draft, now, outputs)
-        if not len(draft.slots) and not draft.admitted:
+        turn = self._tenancy.turn(self.running, self._next(), now)
+        draft = self._draft(turn, now, outputs)
+        if draft.empty and not turn.all:
+            draft = self._draft(EVERYONE, now, outputs)  # whose turn it was cannot use it
+        if draft.empty:
             return None
         self.step += 1
         flight = launch(draft, self.step, self.running, self.manager.block_size, self._released, self._scoring)
         self._released = []
         self._last = flight
+        self._tenancy.charge(flight.plan, self.running.prompt)
         self.counters.prompt_tokens += flight.prompt_tokens
         return flight
 
-    def _continue(self) -> Draft:
-        """Rows of running requests, with room for every token. Preempts until there is."""
-        running, draft = self.running, Draft(*self.running.divide(self.budget))
+    def _next(self) -> Request | None:
+        """The first in line, unless it is known not to fit or has a token to come."""
+        request = self.waiting.first()
+        if request is None or request.idle_from > self.collected or self._stuck == (request, self._frees):
+            return None
+        return request
+
+    def _draft(self, turn: Turn, now: float, outputs: Outputs) -> Draft:
+        draft = self._continue(turn)
+        if not draft.preempted and len(self.waiting):
+            self._admit(draft, turn, now, outputs)
+        return draft
+
+    def _continue(self, turn: Turn) -> Draft:
+        """Rows of running requests whose turn it is, with room for every token. Preempts until there is."""
+        running, draft = self.running, Draft(*self.running.divide(self.budget, turn))
         while True:
             ends = running.computed[draft.slots] + draft.counts
             short = np.flatnonzero(ends > running.capacity[draft.slots])
             if all(self._extend(int(draft.slots[row]), int(ends[row]), draft) for row in short):
                 return draft
-            victim = self._victim()
+            # One that was preempted too often holds all the blocks it can need (`_size`), so it is neither chosen nor
+            # ever the reason; hence the request that lacks a block can always be chosen itself.
+            victim = self._tenancy.victim(running, self._max_preemptions)
+            assert victim is not None
             draft.appended.pop(victim.slot, None)
             self._preempt(victim)
             draft.preempted = True
-            draft.slots, draft.counts = running.divide(self.budget)
+            draft.slots, draft.counts = running.divide(self.budget, turn)
 
     def _extend(self, slot: int, size: int, draft: Draft) -> bool:
         request = self.running.requests[slot]
@@ -179,31 +189,42 @@ class Scheduler:
         self.running.capacity[slot] = len(request.table.blocks) * self.manager.block_size
         return True
 
-    def _victim(self) -> Request:
-        """The last one by policy. One that was preempted too often holds all the blocks it can need (`_size`), so it is
-        neither chosen nor ever the reason; hence the request that lacks a block can always be chosen itself."""
-        return next(one for one in self.running.newest() if one.preemptions < self._max_preemptions)
+    def _displace(self, turn: Turn) -> bool:
+        """Preempts a request of a tenant whose turn it is not, so that another gets its place. Its row has no part in
+        the step. Returns whether there was one."""
+        if turn.all:
+            return False
+        victim = self._tenancy.victim(self.running, self._max_preemptions, turn.bound)
+        if victim is None:
+            return False
+        self._preempt(victim)
+        return True
 
     def _size(self, request: Request) -> int:
         """Tokens that must fit the cache for the request to be admitted: all known ones or, if it was preempted too
         often, all that it can ever have."""
         return request.goal if request.preemptions >= self._max_preemptions else len(request.tokens)
 
-    def _admit(self, draft: Draft, now: float, outputs: Outputs) -> None:
+    def _admit(self, draft: Draft, turn: Turn, now: float, outputs: Outputs) -> None:
         """Admits waiting requests in order, each with all blocks of its prompt, until something runs short."""
         quota = self._admission.quota(len(self.running), len(self.waiting), self.waiting.oldest, now)
-        budget = self.budget - int(draft.counts.sum())
+        budget = min(self.budget - int(draft.counts.sum()), turn.several - int(draft.counts[draft.counts > 1].sum()))
         # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
         share, looks = max(1, self.manager.counts().total // 100), _MOST_LOOKS
-        while quota > 0 and budget > 0 and self.running.free_slots and looks > 0:
-            request = self.waiting.first()
-            if request is None or request.idle_from > self.collected or self._stuck == (request, self._frees):
+        while quota > 0 and budget > 0 and looks > 0:
+            request = self._next()
+            if request is None or not self._tenancy.may_start(request, turn):
                 return
-            prefix = self._prefix(request)
+            if not self.running.free_slots and not self._displace(turn):
+                return
+            prefix = self._prefixes.find(request)
             if prefix is None:
                 looks -= 1
                 continue
-            table = self._table(request, prefix, draft, share if len(self.running) else 0)
+            reserve = share if len(self.running) else 0
+            table = self._prefixes.table(request, prefix, self._size(request), reserve, draft.copies)
+            if table is None and self._displace(turn):
+                continue
             if table is None:
                 self._stuck = (request, self._frees)
                 self._admission.blocked()
@@ -213,50 +234,14 @@ class Scheduler:
             if request.admitted is None:
                 self._note_start(request, prefix.tokens, now, outputs)
 
-    def _prefix(self, request: Request) -> _Prefix | None:
-        """What the request can share now; None: it has been parked until another has computed what both need.
-
-        The last known token is always computed, for its logits. Prompt log-probabilities need every hidden state.
-        """
-        tokens, chain, most = request.tokens, request.chain, len(request.tokens) - 1
-        if request.wants_prompt_logprobs:
-            return _Prefix(self.manager.match(chain, tokens, 0), 0)
-        if chain is not None:
-            chain.extend(tokens)
-        match = self.manager.match(chain, tokens, most)
-        found = len(match.blocks) * self.manager.block_size
-        room = self.waiting.parked < self._slots
-        leader = self._leaders.get(request.group) if request.group and self.manager.shares else None
-        shared = request.prompt_length - 1
-        if leader is not None and shared > found and leader.same_prompt(request):
-            if leader.confirmed >= shared:
-                return _Prefix(match, shared, leader.table)
-            if room:
-                self.waiting.park(leader.id, shared)
-                return None
-        if match.owner is not None and room:
-            self.waiting.park(match.owner, match.owner_tokens)
-            return None
-        return _Prefix(match, found)
-
-    def _table(self, request: Request, prefix: _Prefix, draft: Draft, reserve: int) -> BlockTable | None:
-        size = self._size(request)
-        if prefix.sibling is None:
-            return self.manager.admit(request.id, request.chain, prefix.match, size, reserve)
-        fork = self.manager.fork(request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve)
-        if fork is None:
-            return None
-        draft.copies.extend(fork.copies)
-        return fork.table
-
     def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: Draft) -> int:
         """Gives the first in line a slot and its first tokens; returns how many."""
         self.waiting.pop()
         capacity = len(table.blocks) * self.manager.block_size
         slot = self.running.add(request, self._key(request), computed, capacity)
         request.state, request.slot, request.table, request.confirmed = State.RUNNING, slot, table, computed
-        if request.group:
-            self._leaders.setdefault(request.group, request)
+        self._tenancy.started(request)
+        self._prefixes.started(request)
         if request.wants_prompt_logprobs:
             self._scoring.add(slot)
         self._admission.admitted()

@@ -154,6 +154,8 @@ class EngineClient:
         salt: str = "",
         priority: int = 0,
         arrived: float | None = None,
+        tenant: str = "",
+        share: float = 1.0,
     ) -> RequestStream:
         """Sends prompts to the engine, each to be continued `n` times.
 
@@ -164,6 +166,7 @@ class EngineClient:
             salt: prefix blocks are shared only between requests of one salt.
             priority: smaller runs first under the priority policy.
             arrived: when the user's request came in (`time.monotonic()`), from which latencies count; None: now.
+            tenant, share: whom the fair policy serves, and that one's weight.
         """
         n = params[0].n
         seats = seats or self.reserve(len(prompts) * n)
@@ -182,6 +185,8 @@ class EngineClient:
                 priority=priority,
                 salt=salt,
                 arrival=time.time(),
+                tenant=tenant,
+                share=share,
             )
             self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived)
         seats.count -= stream.choices
