@@ -246,3 +246,8 @@ def test_offline() -> None:
     assert takes(noria.grammar.grammar('root ::= "a" root | "b"'), "aab")
     with pytest.raises(InvalidRequestError, match="uniqueItems"):
         noria.grammar.json_schema({"uniqueItems": True})
+
+
+def test_what_is_said_is_bounded() -> None:
+    parts = [{"anyOf": [{"type": "string", "pattern": f"a{i}x{j}"} for j in range(4)]} for i in range(6)]
+    assert 0 < len(refusal(grammar.schema({"allOf": parts}))) < 500

@@ -305,6 +305,7 @@ _UNKNOWN = re.compile(r"Unimplemented keys: (\[.*?\])")
 _FORMAT = re.compile(r"Unknown format: (.*)")
 _NOWHERE = re.compile(r"Resource '(.*?)' is not present")
 _ONE_OF = re.compile(r"oneOf constraints are not supported")
+_STATE = re.compile(r"<(?:state|backtrace|non-verbose)")
 _FORMATS = "date-time, time, date, duration, email, hostname, ipv4, ipv6, uuid and uri"
 
 
@@ -337,5 +338,7 @@ def _place(spec: Spec, name: str) -> str:
 
 def _tidy(error: str) -> str:
     """What an error says, without the state that llguidance adds to it, and bounded."""
-    text = error.split("<state>")[0].strip() or "it cannot be compiled"
+    if error.startswith("panic"):
+        return "it is too large or too complex"
+    text = _STATE.split(error)[0].strip() or "it cannot be compiled"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -7,11 +7,11 @@ bounded in time (it kills itself, even where its parent is gone) and in memory.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +21,9 @@ from noria.frontend.grammar import Spec, SpecError, Vocabulary, compile_spec, ma
 from noria.wire import Frames, frame
 
 _PIECE = 1 << 16  # bytes read at a time
+# Of the thread that compiles: less than what an engine has for the same, so that what is accepted here can be compiled
+# there, however deep its rules go.
+_STACK = 2 << 20  # bytes
 _GRACE = 2.0  # seconds that its parent has to end it before it does so itself
 
 
@@ -62,15 +65,13 @@ def _write(out: int, data: bytes) -> None:
         view = view[os.write(out, view) :]
 
 
-def main() -> None:
-    """Answers until its input ends."""
-    seconds, megabytes = float(sys.argv[1]), int(sys.argv[2])
-    out = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is not an answer
-    bound(megabytes)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def answer_all(out: int, seconds: float) -> None:
+    """Answers on `out` until the input ends; `seconds` for each."""
     messages = _messages()
-    tokenizer = make_tokenizer(msgspec.msgpack.decode(next(messages), type=Vocabulary))
+    first = next(messages, None)
+    if first is None:
+        return
+    tokenizer = make_tokenizer(msgspec.msgpack.decode(first, type=Vocabulary))
     _write(out, b"")
     decoder, encoder = msgspec.msgpack.Decoder(Spec), msgspec.msgpack.Encoder()
     for message in messages:
@@ -80,6 +81,18 @@ def main() -> None:
         _write(out, encoder.encode(made))
 
 
+def main() -> None:
+    """Sets the process up and answers until its input ends."""
+    seconds, megabytes = float(sys.argv[1]), int(sys.argv[2])
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is not an answer
+    bound(megabytes)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.stack_size(_STACK)
+    answering = threading.Thread(target=answer_all, args=(out, seconds))
+    answering.start()
+    answering.join()
+
+
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, StopIteration):
-        main()
+    main()
