@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+
+# Before the clients are imported: none of them may look for anything outside.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_DATASETS_CACHE=os.path.join(sys.prefix, "datasets"),
+    LITELLM_LOCAL_MODEL_COST_MAP="True",
+    LANGSMITH_TRACING="false",
+    TOKENIZERS_PARALLELISM="false",
+)
 
 import openai
 import pytest

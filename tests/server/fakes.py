@@ -52,6 +52,7 @@ class ByteTokenizer:
     bos_id = BOS
     end_ids = (EOS,)
     special_ids = frozenset((BOS, EOS, 258))
+    names: Mapping[str, str] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
     def encode(self, text: str, add_bos: bool) -> list[int]:
         return ([BOS] if add_bos else []) + list(text.encode())

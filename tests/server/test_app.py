@@ -54,6 +54,16 @@ def test_unknown_model(http: httpx.Client) -> None:
     assert http.post("/v1/completions", json={"model": "wheel-alias", "prompt": "a"}).status_code == 200
 
 
+def test_the_texts_of_control_tokens(http: httpx.Client) -> None:
+    assert http.get("/tokenizer_info").json() == {
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": None,
+        "unk_token": None,
+        "model_max_length": MAX_LEN,
+    }
+
+
 def test_unknown_path_and_method(http: httpx.Client) -> None:
     assert "/v1/nothing" in error_of(http.post("/v1/nothing"), 404)["message"]
     response = http.get("/v1/completions")

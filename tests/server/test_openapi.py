@@ -85,6 +85,7 @@ def test_every_known_field_is_in_it_and_described(document: dict[str, Any], stru
         ("/tokenize", {"prompt": "a", "return_token_strs": True}),
         ("/tokenize", {}),
         ("/detokenize", {"tokens": [65]}),
+        ("/tokenizer_info", None),
         ("/health", None),
         ("/ready", None),
         ("/metrics", None),

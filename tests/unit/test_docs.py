@@ -95,5 +95,5 @@ def test_the_reference_names_every_endpoint() -> None:
     text = read("docs/reference/api.md")
     source = read("src/noria/server/app.py")
     paths = [path.replace("{model:path}", "ID") for path in re.findall(r'_route\("([^"]+)"', source)]
-    assert len(paths) == 11
+    assert len(paths) == 12
     assert [path for path in paths if f" {path}`" not in text] == []

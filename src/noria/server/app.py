@@ -35,6 +35,7 @@ def create_app(state: ServerState) -> Starlette:
         _route("/v1/chat/completions", create_chat_completion, "POST"),
         _route("/tokenize", pages.tokenize, "POST"),
         _route("/detokenize", pages.detokenize, "POST"),
+        _route("/tokenizer_info", pages.tokenizer_info, "GET"),
         _route("/health", pages.health, "GET"),
         _route("/ready", pages.ready, "GET"),
         _route("/metrics", pages.metrics, "GET"),

@@ -26,6 +26,7 @@ from noria.server.replies import (
     Model,
     Models,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 
@@ -75,6 +76,7 @@ OPERATIONS = (
     Operation("/v1/models/{model}", "The served model, by its name", Model, errors=(404,)),
     Operation("/tokenize", "Token ids of a prompt, or of messages under the chat template", Tokenized, TokenizeRequest),
     Operation("/detokenize", "The text of token ids", Detokenized, DetokenizeRequest),
+    Operation("/tokenizer_info", "The texts of the control tokens", TokenizerInfo),
     Operation("/health", "Whether the server lives", Condition, errors=(503,), open=True),
     Operation("/ready", "Whether requests are taken", Condition, errors=(503,)),
     Operation("/metrics", "Metrics for Prometheus", None),

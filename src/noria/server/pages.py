@@ -12,7 +12,7 @@ from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
 from noria.server.openapi import document
 from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
-from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, Version
+from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, TokenizerInfo, Version
 from noria.server.state import ServerState
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
@@ -60,6 +60,22 @@ async def detokenize(request: Request) -> Response:
     state.check_model(wanted.model)
     state.inputs.check_ids(wanted.tokens, "tokens")
     return json_response(Detokenized(await state.inputs.decode(wanted.tokens, wanted.skip_special_tokens)))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """`GET /tokenizer_info`: the texts of the control tokens, under the names that templates use. Evaluation harnesses
+    look for it, and then count tokens with `/tokenize` instead of a tokeniser of their own."""
+    state: ServerState = request.app.state.noria
+    named = state.inputs.tokenizer.names.get
+    return json_response(
+        TokenizerInfo(
+            bos_token=named("bos_token"),
+            eos_token=named("eos_token"),
+            pad_token=named("pad_token"),
+            unk_token=named("unk_token"),
+            model_max_length=state.inputs.max_model_len,
+        )
+    )
 
 
 async def health(request: Request) -> Response:

@@ -175,6 +175,16 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """`GET /tokenizer_info`: texts of control tokens; null where the model has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    model_max_length: int
+
+
 class Condition(msgspec.Struct):
     """`GET /health` and `GET /ready`. `message`: what is wrong."""
 
