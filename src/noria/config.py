@@ -222,8 +222,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+CallParser = Literal["auto", "hermes", "llama3_json", "mistral", "json"]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"]
+
+
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP side. Sizes in bytes, times in seconds; `api_keys` empty: open to all."""
+    """The HTTP side. Sizes in bytes, times in seconds; `api_keys` empty: open to all. Parsers: `auto` goes by the chat
+    template."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -231,6 +236,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     chat_template: str | None = None
+    tool_call_parser: CallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0

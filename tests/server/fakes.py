@@ -1,7 +1,8 @@
 """A whole server without a model: a byte-level tokeniser, an engine core that recites, and what connects them.
 
 The core answers every prompt with TEXT, one byte a step and choice, starting at the choice's index; a prompt that
-contains "brief" gets an end token after five bytes, one that contains "poison" makes the core report an error.
+contains "brief" gets an end token after five bytes, one that contains "poison" makes the core report an error. What a
+core's `scripts` say of a prompt goes before TEXT.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from noria.observe.metrics import Metrics
 from noria.server.app import create_app
 from noria.server.protocol import Defaults
 from noria.server.state import ServerState
+from noria.server.tools.dialect import Dialect
 
 TEXT = "Water turns the wheel – größer 🌊! "
 BOS, EOS, VOCAB = 256, 257, 260
@@ -69,7 +71,7 @@ class ByteTokenizer:
 
 
 class LineTemplate:
-    """`role: content` lines; messages from the tool role are refused."""
+    """`role: content` lines; messages from the tool role, and any that say "unspeakable", are refused."""
 
     def render(
         self,
@@ -81,6 +83,8 @@ class LineTemplate:
     ) -> str:
         if any(message["role"] == "tool" for message in messages):
             raise TemplateError("this template knows no tools", "messages")
+        if any("unspeakable" in message["content"] for message in messages):
+            raise TemplateError("this template will not say that", "messages")
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         lines += [f"{key}={value}\n" for key, value in variables.items()]
         if continue_final:
@@ -112,7 +116,8 @@ class Row:
 
 @dataclass
 class ReciterCore:
-    """A fake of the engine's core. `pause`: seconds per step; `seats`: most running rows."""
+    """A fake of the engine's core. `pause`: seconds per step; `seats`: most running rows. `scripts`: what is answered,
+    up to an end token, to prompts that contain a text."""
 
     pause: float = 0.0
     seats: int = 64
@@ -123,12 +128,14 @@ class ReciterCore:
     broken: bool = False
     stats_wanted: bool = False
     idle_seconds: float = 0.0
+    scripts: dict[str, str] = field(default_factory=dict)
+    context: int = MAX_LEN
 
     @property
     def info(self) -> EngineInfo:
         return EngineInfo(
             build_id=build_id(),
-            max_model_len=MAX_LEN,
+            max_model_len=self.context,
             vocab_size=VOCAB,
             num_blocks=100,
             block_size=16,
@@ -169,6 +176,9 @@ class ReciterCore:
             prompt = bytes(token for token in np.frombuffer(message.prompt_ids, "<i4").tolist() if token < 256)
             if b"brief" in prompt and EOS in message.stop_ids:
                 script = [*script[:5], EOS]
+            for key, said in self.scripts.items():
+                if key.encode() in prompt:
+                    script = [*said.encode(), EOS][: message.params.max_tokens]
             self.rows[message.request_id] = Row(message, script)
         elif isinstance(message, Abort):
             self.aborted += message.request_ids
@@ -238,13 +248,22 @@ def make_state(
     options: ServerOptions | None = None,
     max_unfinished: int = 1000,
     defaults: Defaults | None = None,
+    dialect: Dialect | None = None,
 ) -> ServerState:
     tokenizer = ByteTokenizer()
     pieces, metrics = Pieces(tokenizer), Metrics("wheel")
     client = EngineClient(InProcessTransport(lambda: core), pieces, (EOS,), max_unfinished, metrics)
-    inputs = InputProcessor(tokenizer, LineTemplate(), MAX_LEN, VOCAB)
+    inputs = InputProcessor(tokenizer, LineTemplate(), core.context, VOCAB)
     return ServerState(
-        client, inputs, pieces, metrics, "wheel", options or ServerOptions(), defaults or Defaults(), ("wheel-alias",)
+        client,
+        inputs,
+        pieces,
+        metrics,
+        "wheel",
+        options or ServerOptions(),
+        defaults or Defaults(),
+        ("wheel-alias",),
+        dialect or Dialect(),
     )
 
 

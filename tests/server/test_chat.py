@@ -133,9 +133,9 @@ def test_streamed_logprobs_cover_every_token(http: httpx.Client) -> None:
 
 
 def test_template_error_in_its_own_words(http: httpx.Client) -> None:
-    response = http.post("/v1/chat/completions", json={"messages": [{"role": "tool", "content": "4"}]})
+    response = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "unspeakable"}]})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == "this template knows no tools"
+    assert response.json()["error"]["message"] == "this template will not say that"
 
 
 def test_openai_client(client: openai.OpenAI) -> None:

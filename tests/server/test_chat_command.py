@@ -112,8 +112,8 @@ def test_a_server_as_partner(running: Running) -> None:
     assert "".join(text for text, _ in pieces) == recited(12)
     assert sum(count for _, count in pieces) == 12
     assert running.core.submitted[-1].params.temperature == 0.5
-    with pytest.raises(RequestError, match="this template knows no tools"):
-        list(partner.answer([{"role": "tool", "content": "4"}]))
+    with pytest.raises(RequestError, match="this template will not say that"):
+        list(partner.answer([{"role": "user", "content": "unspeakable"}]))
     partner.close()
     mill = Server(f"{running.url}/v1/", None, "mill", {})
     with pytest.raises(RequestError, match="'mill' is not served here"):

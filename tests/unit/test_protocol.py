@@ -113,10 +113,8 @@ def test_accepted(field: str, value: Any, name: str, expected: Any) -> None:
         ("logprobs", True),
         ("stream", 1),
         ("priority", 2**31),
-        ("tools", [{"type": "function"}]),
         ("suffix", "after"),
         ("stream_options", {"include_usage": True}),
-        ("function_call", {"name": "f"}),
         ("allowed_token_ids", [1]),
         ("bad_words", ["a"]),
         ("include_stop_str_in_output", 1),
@@ -140,13 +138,14 @@ def test_min_tokens_above_max_tokens() -> None:
 
 
 def test_harmless_fields_are_accepted() -> None:
-    params(user="me", store=False, metadata={"a": "b"}, response_format={"type": "text"}, tools=[], suffix="")
+    params(user="me", store=False, metadata={"a": "b"}, response_format={"type": "text"}, suffix="")
 
 
 @pytest.mark.parametrize(
     ("field", "value", "harmless"),
     [
-        ("tool_choice", "required", "auto"),
+        ("functions", [{"name": "f"}], []),
+        ("function_call", {"name": "f"}, "auto"),
         ("modalities", ["text", "audio"], ["text"]),
         ("echo", True, False),
         ("continue_final_message", True, False),
@@ -230,7 +229,11 @@ def test_messages_as_templates_read_them() -> None:
     assert made == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb", "name": "me"},
-        {"role": "assistant", "content": "", "tool_calls": call},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}],
+        },
         {"role": "tool", "content": "4", "tool_call_id": "1"},
     ]
 

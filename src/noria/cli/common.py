@@ -17,6 +17,8 @@ SERVER_SETTINGS: dict[str, str] = {
     "api_key": "api_keys",
     "max_body_bytes": "max_body_bytes",
     "chat_template": "chat_template",
+    "tool_call_parser": "tool_call_parser",
+    "reasoning_parser": "reasoning_parser",
     "log_level": "log_level",
     "log_format": "log_format",
     "drain_timeout": "drain_timeout",

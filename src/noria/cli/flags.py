@@ -38,6 +38,8 @@ SERVER_FLAGS = (
     Flag("api_key", list[str], SERVER, "Key that clients must send; once per key (default: open to all)."),
     Flag("max_body_bytes", int, SERVER, "Largest request accepted, in bytes (default 8388608)."),
     Flag("chat_template", str, SERVER, "Jinja chat template, or a file with one, instead of the model's own."),
+    Flag("tool_call_parser", str, SERVER, "hermes, llama3_json, mistral or json (default: as the template tells)."),
+    Flag("reasoning_parser", str, SERVER, "deepseek_r1, qwen3, mistral or none (default: as the template tells)."),
     Flag("log_level", str, SERVER, "debug, info, warning or error (default info)."),
     Flag("log_format", str, SERVER, "text, or json: one object per line (default text)."),
     Flag("drain_timeout", float, SERVER, "Seconds that running requests have to finish at the end (default 30)."),

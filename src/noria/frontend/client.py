@@ -156,6 +156,7 @@ class EngineClient:
         arrived: float | None = None,
         tenant: str = "",
         share: float = 1.0,
+        marks: bool = False,
     ) -> RequestStream:
         """Sends prompts to the engine, each to be continued `n` times.
 
@@ -167,6 +168,7 @@ class EngineClient:
             priority: smaller runs first under the priority policy.
             arrived: when the user's request came in (`time.monotonic()`), from which latencies count; None: now.
             tenant, share: whom the fair policy serves, and that one's weight.
+            marks: the text keeps control tokens that tell the parts of an answer from each other.
         """
         n = params[0].n
         seats = seats or self.reserve(len(prompts) * n)
@@ -188,12 +190,12 @@ class EngineClient:
                 tenant=tenant,
                 share=share,
             )
-            self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived)
+            self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived, marks)
         seats.count -= stream.choices
         self.metrics.submitted(n)
         return stream
 
-    def _fan_out(self, stream: RequestStream, first: Submit, n: int, index: int, started: float) -> None:
+    def _fan_out(self, stream: RequestStream, first: Submit, n: int, index: int, started: float, marks: bool) -> None:
         """Submits the n choices of one prompt; they are a group, named after the first."""
         params, prompt_tokens = first.params, len(first.prompt_ids) // 4
         for choice in range(n):
@@ -205,6 +207,7 @@ class EngineClient:
                 params.min_tokens,
                 params.skip_special_tokens,
                 params.include_stop_str_in_output,
+                marks,
             )
             live = LiveRequest(submit, stream, index + choice, detokenizer, prompt_tokens, started, started)
             stream.live[request_id] = self.requests[request_id] = live

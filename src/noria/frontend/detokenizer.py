@@ -8,7 +8,7 @@ stop string is withheld. Knows nothing of engines or requests. The per-token wor
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -25,15 +25,21 @@ class TokenBytes(Protocol):
 
 
 class Pieces:
-    """The bytes of each token, asked from the tokeniser once per token and then kept. Shared by all requests."""
+    """The bytes of each token, asked from the tokeniser once per token and then kept. Shared by all requests.
 
-    __slots__ = ("_special", "_tokenizer", "plain", "visible")
+    Args:
+        marks: control tokens that tell the parts of an answer from each other.
+    """
 
-    def __init__(self, tokenizer: TokenBytes) -> None:
+    __slots__ = ("_marks", "_special", "_tokenizer", "marked", "plain", "visible")
+
+    def __init__(self, tokenizer: TokenBytes, marks: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._special = tokenizer.special_ids
+        self._marks = frozenset(marks)
         self.plain: dict[int, bytes] = {}  # token → bytes
         self.visible: dict[int, bytes] = {}  # the same; control tokens are empty
+        self.marked: dict[int, bytes] = {}  # the same; control tokens but the marks are empty
 
     def load(self, token: int) -> None:
         """Fills both tables for a token. Ids that a padded head has and the tokeniser lacks are empty."""
@@ -41,6 +47,7 @@ class Pieces:
         data = self._tokenizer.token_bytes(token) if known else b""
         self.plain[token] = data
         self.visible[token] = b"" if token in self._special else data
+        self.marked[token] = data if token in self._marks else self.visible[token]
 
     def bytes_of(self, token: int) -> bytes:
         """Bytes of a token, control tokens included."""
@@ -117,6 +124,7 @@ class Detokenizer:
         min_tokens: stop strings are only looked for in the text that follows so many tokens.
         skip_special: leave control tokens out.
         include_stop: only what follows a stop string is cut.
+        marks: keep the control tokens that tell the parts of an answer from each other.
     """
 
     __slots__ = ("_buffer", "_count", "_finder", "_min_tokens", "_pieces", "_table")
@@ -128,9 +136,10 @@ class Detokenizer:
         min_tokens: int = 0,
         skip_special: bool = True,
         include_stop: bool = False,
+        marks: bool = False,
     ) -> None:
         self._pieces = pieces
-        self._table = pieces.visible if skip_special else pieces.plain
+        self._table = (pieces.marked if marks else pieces.visible) if skip_special else pieces.plain
         self._finder = StopFinder(stop, include_stop) if stop else None
         self._min_tokens = min_tokens
         self._count = 0

@@ -75,6 +75,8 @@ class ChatTemplate:
     Attributes:
         stop: strings that end an answer in this format, beside the model's end tokens (most formats need none).
         content_format: whether the template takes a message's content as a string, as a list of parts, or both.
+        takes_tools, takes_system: whether it shows tools to the model, and system messages.
+        source: the text of the template that is used, with that for tools.
     """
 
     def __init__(
@@ -93,7 +95,11 @@ class ChatTemplate:
             self._templates["default"] = next(iter(self._templates.values()))
         if "default" not in self._templates:
             raise TokenizerError(f"{where}: none of the templates {', '.join(self._templates)} is called default")
+        used = [texts[name] for name in ("default", "tool_use") if name in texts]
+        self.source = "\n".join(used or texts.values())
         self.content_format: ContentFormat = self._find_content_format()
+        self.takes_tools = self._finds_tools()
+        self.takes_system = self._finds_system()
 
     def render(
         self,
@@ -202,6 +208,25 @@ class ChatTemplate:
         if as_parts:
             return "both" if as_string else "parts"
         return "string"
+
+    def _finds_tools(self) -> bool:
+        """Tries the template: is a tool's name in what it makes?"""
+        probe = "noria_probes_tools"
+        function = {"name": probe, "description": "", "parameters": {"type": "object", "properties": {}}}
+        try:
+            out = self.render([{"role": "user", "content": "a"}], [{"type": "function", "function": function}])
+        except (TemplateError, InvalidRequestError):
+            return False
+        return probe in out
+
+    def _finds_system(self) -> bool:
+        """Tries the template: is a system message in what it makes?"""
+        probe = "noria probes system messages"
+        try:
+            out = self.render([{"role": "system", "content": probe}, {"role": "user", "content": "a"}])
+        except (TemplateError, InvalidRequestError):
+            return False
+        return probe in out
 
     def _survives(self, content: Any, probe: str) -> bool:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 import msgspec
 from msgspec import UnsetType
@@ -14,12 +13,13 @@ from noria.errors import InvalidRequestError
 from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
-from noria.server.errors import describe
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend
 from noria.server.protocol import CompletionRequest, prompts_of, sampling_params
 from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
-from noria.server.state import ServerState, log, log_answer, raise_error, submit, usage, whole
+from noria.server.replying import Replying
+from noria.server.state import ServerState, raise_error, submit, whole
+from noria.server.structured import form_of
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -41,7 +41,7 @@ async def create_completion(request: Request) -> Response:
         encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens, keep))
         return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
 
-    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived)
+    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived, form_of(wanted))
     reply = _Reply(state, wanted, params, prompts, encoded, stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
@@ -84,13 +84,7 @@ class _Reply:
         self._wanted = wanted
         self._params = params
         self._encoded = encoded
-        self._stream = stream
-        self._arrived = arrived
-        self._id = f"cmpl-{uuid.uuid4().hex}"
-        self._created = int(time.time())
-        self._tokens = 0
-        # OpenAI: null until the usage chunk.
-        self._quiet: UnsetType | None = None if wanted.include_usage else msgspec.UNSET
+        self._replying = Replying("completion", "cmpl", wanted, stream, arrived)
         # Chunks hold text and nothing else.
         self._plain = params.logprobs is None and not (wanted.return_token_ids or wanted.continuous_usage)
         self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
@@ -100,8 +94,8 @@ class _Reply:
     def complete(self, increments: list[Increment]) -> Completion:
         """The whole answer."""
         choices = [self._choice(increment, last=True) for increment in increments]
-        log_answer("completion", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
-        return self._chunk(choices, usage(self._stream, self._tokens))
+        self._replying.done(streamed=False)
+        return self._chunk(choices, self._replying.usage())
 
     def opening(self) -> bytes:
         return b""
@@ -112,36 +106,31 @@ class _Reply:
         return b"".join(map(self._events, increments))
 
     def closing(self) -> bytes:
-        log_answer("completion stream", self._id, self._stream, self._tokens, time.monotonic() - self._arrived)
-        return event(self._chunk([], usage(self._stream, self._tokens))) if self._wanted.include_usage else b""
+        self._replying.done(streamed=True)
+        return event(self._chunk([], self._replying.usage())) if self._wanted.include_usage else b""
 
     def failure(self, error: Exception) -> bytes:
-        log.warning("completion %s failed: %s", self._id, error)
-        return event(describe(error)[1])
+        return self._replying.failure(error)
 
     def _events(self, increment: Increment) -> bytes:
         choice = self._choices[increment.choice]
         if choice.begun and self._plain and increment.finish is None:
-            self._tokens += len(increment.token_ids)
+            self._replying.tokens += len(increment.token_ids)
             if not increment.text:
                 return b""
             if choice.template is None:
                 empty = CompletionChoice(index=increment.choice, text="")
-                choice.template = text_template(self._chunk([empty], self._quiet), "text")
+                choice.template = text_template(self._chunk([empty], self._replying.quiet), "text")
             before, after = choice.template
             return before + encode_text(increment.text) + after
         raise_error(increment)
         piece = self._choice(increment, last=False)
         events = b""
         if piece.text or piece.logprobs is not None or piece.token_ids or piece.prompt_token_ids:
-            events = event(self._chunk([piece], self._spent()))
+            events = event(self._chunk([piece], self._replying.spent()))
         if increment.finish is not None:
-            events += event(self._chunk([self._final(increment)], self._spent()))
+            events += event(self._chunk([self._final(increment)], self._replying.spent()))
         return events
-
-    def _spent(self) -> Usage | UnsetType | None:
-        """Usage in a chunk that is not the last."""
-        return usage(self._stream, self._tokens) if self._wanted.continuous_usage else self._quiet
 
     def _final(self, increment: Increment) -> CompletionChoice:
         assert increment.finish is not None
@@ -156,7 +145,7 @@ class _Reply:
         """A choice, or what a chunk adds to it; `last`: with its finish reason."""
         choice, ids = self._choices[increment.choice], self._encoded[increment.choice // self._params.n]
         first, choice.begun = not choice.begun, True
-        self._tokens += len(increment.token_ids)
+        self._replying.tokens += len(increment.token_ids)
         made = CompletionChoice(index=increment.choice, text=increment.text)
         if first and self._wanted.echo:
             made.text = self._echo[increment.choice // self._params.n] + made.text
@@ -186,4 +175,10 @@ class _Reply:
         return self._state.inputs.tokenizer.decode(ids, isinstance(prompt, str))
 
     def _chunk(self, choices: list[CompletionChoice], spent: Usage | UnsetType | None) -> Completion:
-        return Completion(id=self._id, created=self._created, model=self._state.name, choices=choices, usage=spent)
+        return Completion(
+            id=self._replying.id,
+            created=self._replying.created,
+            model=self._state.name,
+            choices=choices,
+            usage=spent,
+        )

@@ -153,10 +153,12 @@ async def _assemble(
     from noria.observe.metrics import Metrics
     from noria.server.protocol import Defaults
     from noria.server.state import ServerState
+    from noria.server.tools.dialect import Dialect
 
     tokenizer, template, advised = loaded
     name = server.served_model_name or model
-    metrics, pieces = Metrics(name), Pieces(tokenizer)
+    dialect = Dialect.of(template, tokenizer, server.tool_call_parser, server.reasoning_parser)
+    metrics, pieces = Metrics(name), Pieces(tokenizer, dialect.control.values())
     limit = engine.scheduler.max_num_seqs + engine.scheduler.max_queued_requests
 
     def another() -> EngineTransport:
@@ -177,7 +179,7 @@ async def _assemble(
     inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size)
     aliases = () if server.served_model_name else (files.name,)
     grammars = Grammars(Compiler(lambda: vocabulary_of(tokenizer, ends), server.grammar_timeout))
-    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, grammars=grammars)
+    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, dialect, grammars=grammars)
 
 
 async def _serve(state: ServerState, listener: socket.socket) -> None:

@@ -125,11 +125,8 @@ _CHAT: dict[str, Ignored | Refused] = {
     "modalities": Refused(_TEXT_ONLY, (["text"],)),
     "web_search_options": Refused("nothing is ever fetched"),
     "verbosity": Refused("ask for it in a message", ("medium",)),
-    "tools": Refused("not there yet"),
-    "tool_choice": Refused("not there yet", ("none", "auto")),
-    "functions": Refused("not there yet"),
-    "function_call": Refused("not there yet", ("none", "auto")),
-    "parallel_tool_calls": Ignored("without effect while there are no tools"),
+    "functions": Refused("deprecated; say `tools`"),
+    "function_call": Refused("deprecated; say `tool_choice`", ("none", "auto")),
     # vLLM's
     "echo": Refused("to go on with the last message, say `continue_final_message`"),
     "chat_template": Refused("templates are the model's, or those of `--chat-template`"),
@@ -139,7 +136,7 @@ _CHAT: dict[str, Ignored | Refused] = {
     "prompt": Refused("a field of completions; say `messages`"),
     "best_of": Refused("ask for several choices with `n`", (1,)),
     "suffix": Refused("a field of completions"),
-    "reasoning_format": Refused("not there yet", ("none", "auto")),
+    "reasoning_format": Refused("reasoning is told from the answer as `--reasoning-parser` says", ("auto", "deepseek")),
 }
 _TABLES: dict[type[msgspec.Struct], Others] = {
     CompletionRequest: _BOTH | _COMPLETION,

@@ -31,6 +31,7 @@ from noria.params import (
 )
 from noria.server.fields import about
 from noria.server.structured import ResponseFormat, StructuredOutputs
+from noria.server.tools.request import MAX_TOOL_BYTES, MAX_TOOLS, Tool, check_calls
 
 MAX_SALT = 256  # characters of `cache_salt`
 _KEEP = "keeps the last so many tokens of the prompt; −1: what the context holds beside `max_tokens` (16 if not given)"
@@ -184,9 +185,12 @@ class Message(msgspec.Struct, kw_only=True):
         about("text, or parts with text", range="a string, or a list of parts (`text`, `input_text`, `refusal`)"),
     ] = None
     name: Annotated[str | None, about("of the speaker, for templates that show it")] = None
-    tool_calls: Annotated[list[dict[str, Any]] | None, about("what the assistant called, for the template")] = None
+    tool_calls: Annotated[
+        list[dict[str, Any]] | None, about("what the assistant called: arguments are JSON in a string, or an object")
+    ] = None
     tool_call_id: Annotated[str | None, about("the call that a tool's message answers")] = None
     reasoning_content: Annotated[str | None, about("what the assistant thought, for the template")] = None
+    reasoning: Annotated[str | None, about("the same by another name")] = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -213,6 +217,28 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template", default="none")] = None
     continue_final_message: Annotated[
         bool | None, about("the last message, the assistant's, goes on where it ends", default="false")
+    ] = None
+    tools: Annotated[
+        list[Tool] | None,
+        about(
+            "functions that the model may call",
+            range=f"a list of up to {MAX_TOOLS} functions, {MAX_TOOL_BYTES >> 10} KiB together",
+            default="none",
+        ),
+    ] = None
+    tool_choice: Annotated[
+        Any,
+        about(
+            "whether it may or must call one; an object names the one that it must, or some that are allowed",
+            range='`"auto"`, `"none"`, `"required"` or an object',
+            default='`"auto"`',
+        ),
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, about("whether there may be several calls in an answer", default="true")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, about("whether the reply has what the model thinks before it answers", default="true")
     ] = None
 
     def check(self) -> None:
@@ -329,9 +355,15 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
             "role": "system" if message.role == "developer" else message.role,
             "content": _text(message.content, f"messages[{index}].content", message.tool_calls is not None),
         }
-        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
-            if (value := getattr(message, name)) is not None:
+        for name, value in (
+            ("name", message.name),
+            ("tool_call_id", message.tool_call_id),
+            ("reasoning_content", message.reasoning_content or message.reasoning),
+        ):
+            if value is not None:
                 entry[name] = value
+        if message.tool_calls:
+            entry["tool_calls"] = check_calls(message.tool_calls, f"messages[{index}].tool_calls")
         plain.append(entry)
     return plain
 

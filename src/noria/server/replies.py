@@ -14,6 +14,12 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """Of the answers' tokens, those of reasoning, its marks included."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request; a prompt counts once whatever `n` is."""
 
@@ -21,6 +27,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of models that reason
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -79,12 +86,31 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
-class AssistantMessage(msgspec.Struct):
-    """The answer."""
+class CalledFunction(msgspec.Struct):
+    """A function and its arguments, as the model wrote them: JSON, unless it slipped or was cut off."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model makes."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(msgspec.Struct):
+    """The answer. `content`: null if there is nothing but reasoning and calls. Reasoning has the two names that clients
+    read."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -110,11 +136,30 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    """The name comes first, then the arguments piece by piece."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """What a chunk adds to the call of this index."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(msgspec.Struct):
     """What a chunk adds to a message. The last one is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

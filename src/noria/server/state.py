@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 
 from noria.config import ServerOptions, nearest
@@ -24,8 +25,9 @@ from noria.server.fields import known_fields
 from noria.server.http import Bodies, Watch, decode, other_fields
 from noria.server.others import check_others
 from noria.server.protocol import Defaults, GenerationRequest
-from noria.server.replies import PromptTokensDetails, Usage
-from noria.server.structured import Form, form_of
+from noria.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
+from noria.server.structured import Form
+from noria.server.tools.dialect import Dialect
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class ServerState:
     Attributes:
         name: the id in `/v1/models`; `aliases` are accepted as well.
         defaults: sampling defaults of the model.
+        dialect: how the model calls functions and reasons.
         draining: no request is taken any more; those that were are finished.
     """
 
@@ -54,6 +57,7 @@ class ServerState:
     options: ServerOptions = field(default_factory=ServerOptions)
     defaults: Defaults = field(default_factory=Defaults)
     aliases: tuple[str, ...] = ()
+    dialect: Dialect = field(default_factory=Dialect)
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     grammars: Grammars = field(default_factory=Grammars)
@@ -104,17 +108,18 @@ async def submit(
     prepare: Prepare,
     arrived: float,
     form: Form | None = None,
+    marks: bool = False,
 ) -> RequestStream:
     """Takes seats for `choices`, lets `prepare` make prompts and parameters, and submits them.
 
     Args:
-        form: what answers must look like; None: what the request's own fields say.
+        form: what answers must look like, if `prepare` leaves that to be seen to here.
+        marks: the text keeps the control tokens that tell the parts of an answer from each other.
 
     Raises:
         ClientGoneError: the client left meanwhile.
     """
     state.check_draining()  # it may have begun while the body was read
-    form = form or form_of(wanted)
     limit = state.client.max_unfinished
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
@@ -132,6 +137,7 @@ async def submit(
             salt=_salt(request, wanted),
             priority=wanted.priority or 0,
             arrived=arrived,
+            marks=marks,
         )
 
 
@@ -162,13 +168,14 @@ def raise_error(increment: Increment) -> None:
         raise EngineError(increment.finish.message or "the engine could not continue this request")
 
 
-def usage(stream: RequestStream, completion_tokens: int) -> Usage:
-    """Usage of a request so far."""
+def usage(stream: RequestStream, completion_tokens: int, reasoning_tokens: int | None = None) -> Usage:
+    """Usage of a request so far. `reasoning_tokens`: None for models that do not reason."""
     return Usage(
         stream.prompt_tokens,
         completion_tokens,
         stream.prompt_tokens + completion_tokens,
         PromptTokensDetails(stream.cached_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )
 
 

@@ -1,0 +1,1 @@
+"""Calls of functions and reasoning in an answer: how models of each family write them, and how they are made to."""
