@@ -198,6 +198,28 @@ def test_what_waits_and_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch)
     made.close()
 
 
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    counter = Counter()
+    made = Grammars(counter)
+
+    async def run() -> None:
+        asking = [asyncio.ensure_future(made.of(grammar.regex(text), "f")) for text in "abbc"]
+        await asyncio.sleep(0.01)
+        for one in asking[:3]:  # the first is being compiled by now
+            one.cancel()
+        await asyncio.sleep(0)
+        again = asyncio.ensure_future(made.of(grammar.regex("b"), "f"))
+        await asyncio.sleep(0)
+        again.cancel()
+        counter.go = True
+        assert await asking[3] == "c"
+        assert await made.of(grammar.regex("a"), "f") == "a"
+
+    asyncio.run(run())
+    assert [spec.text for spec in counter.compiled] == ["a", "c"]
+    made.close()
+
+
 def test_closing_ends_who_waits(make: Callable[..., Grammars]) -> None:
     made = make(seconds=60, command=script(SLEEPER))
 

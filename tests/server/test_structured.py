@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from fakes import Running, recited
+from fakes import Running, recited, serving, wait_until
 from llguidance import LLMatcher
+from test_grammars import SLEEPER
 
 from noria.frontend.grammar import BYTES, make_tokenizer
+from noria.frontend.grammars import Compiler, Grammars
 
 TOKENIZER = make_tokenizer(BYTES)
 POINT = {
@@ -202,3 +206,29 @@ def test_what_is_refused_leaves_nothing_behind(running: Running, http: httpx.Cli
     assert len(running.core.submitted) == before
     assert running.state.client.unfinished == 0
     assert post(http, PATHS[0]).json()["choices"][0]["text"] == recited(4)
+
+
+def test_one_that_compiles_too_long_hurts_nobody_else() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, timeout=20) as client:
+        server.state.grammars.close()
+        server.state.grammars = Grammars(Compiler(seconds=0.5, command=(sys.executable, "-c", SLEEPER)))
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(refusal, client, guided_regex="a+")
+            wait_until(lambda: server.state.client.unfinished == 1)
+            assert post(client, PATHS[1]).status_code == 200
+            assert slow.result() == (
+                "guided_regex",
+                "guided_regex: it took longer than 0.5 s to compile; make it simpler",
+            )
+        assert server.state.client.unfinished == 0
+        assert len(server.core.submitted) == 1
+
+
+def test_a_client_that_goes_while_its_grammar_compiles() -> None:
+    with serving() as server:
+        server.state.grammars.close()
+        server.state.grammars = Grammars(Compiler(seconds=60, command=(sys.executable, "-c", SLEEPER)))
+        with httpx.Client(base_url=server.url, timeout=0.1) as client, pytest.raises(httpx.TimeoutException):
+            post(client, PATHS[1], guided_regex="a+")
+        wait_until(lambda: server.state.client.unfinished == 0)
+        assert server.core.submitted == []

@@ -249,5 +249,5 @@ def test_offline() -> None:
 
 
 def test_what_is_said_is_bounded() -> None:
-    parts = [{"anyOf": [{"type": "string", "pattern": f"a{i}x{j}"} for j in range(4)]} for i in range(6)]
+    parts = [{"anyOf": [{"type": "string", "pattern": f".*a{i}x{j}.*"} for j in range(4)]} for i in range(6)]
     assert 0 < len(refusal(grammar.schema({"allOf": parts}))) < 500

@@ -15,8 +15,9 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -176,6 +177,14 @@ def _send_some(into: int, left: memoryview) -> memoryview:
         raise WorkerGoneError from None
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A specification that is compiled, or will be. `waiting`: how many wait for it."""
+
+    work: Future[Outcome]
+    waiting: int = 0
+
+
 class Grammars:
     """Compiled grammars, by what they were made of. Belongs to one event loop, but for `close`."""
 
@@ -184,7 +193,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, "noria-grammar")
         self._kept: OrderedDict[Spec, Outcome] = OrderedDict()
         self._size = 0  # characters of what is kept
-        self._pending: dict[Spec, asyncio.Task[Outcome]] = {}
+        self._pending: dict[Spec, _Pending] = {}
 
     async def of(self, spec: Spec, field: str) -> str:
         """The serialised grammar of a specification.
@@ -196,9 +205,7 @@ class Grammars:
             InvalidRequestError: it cannot be served.
             QueueFullError: too many wait to be compiled.
         """
-        outcome = self._known(spec)
-        if outcome is None:
-            outcome = await asyncio.shield(self._compiling(spec))
+        outcome = self._known(spec) or await self._made(spec)
         if outcome.verdict.grammar is None:
             raise InvalidRequestError(f"{field}: {outcome.verdict.error}", field)
         return outcome.verdict.grammar
@@ -215,23 +222,32 @@ class Grammars:
         self._kept.move_to_end(spec)
         return outcome
 
-    def _compiling(self, spec: Spec) -> asyncio.Task[Outcome]:
-        """The one task that compiles it, however many ask."""
-        task = self._pending.get(spec)
-        if task is None:
+    async def _made(self, spec: Spec) -> Outcome:
+        """Compiles it, once however many wait for it, and not at all if they all have left before it began."""
+        pending = self._pending.get(spec)
+        if pending is None:
             if len(self._pending) >= MAX_WAITING:
                 raise QueueFullError("too many grammars wait to be compiled; try again later", retry_after=1.0)
-            task = self._pending[spec] = asyncio.get_running_loop().create_task(self._compile(spec))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to ask
-        return task
-
-    async def _compile(self, spec: Spec) -> Outcome:
+            pending = self._pending[spec] = _Pending(self._thread.submit(self.compiler.compile, spec))
+            pending.work.add_done_callback(partial(self._done, asyncio.get_running_loop(), spec))
+        pending.waiting += 1
         try:
-            outcome = await asyncio.get_running_loop().run_in_executor(self._thread, self.compiler.compile, spec)
+            return await asyncio.shield(asyncio.wrap_future(pending.work))
         finally:
-            del self._pending[spec]
-        self._keep(spec, outcome)
-        return outcome
+            pending.waiting -= 1
+            if not pending.waiting and pending.work.cancel():
+                self._pending.pop(spec, None)
+
+    def _done(self, loop: asyncio.AbstractEventLoop, spec: Spec, work: Future[Outcome]) -> None:
+        """Runs on the thread that compiled it."""
+        if not work.cancelled():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._take, spec, work)
+
+    def _take(self, spec: Spec, work: Future[Outcome]) -> None:
+        self._pending.pop(spec, None)
+        if work.exception() is None:
+            self._keep(spec, work.result())
 
     def _keep(self, spec: Spec, outcome: Outcome) -> None:
         if (before := self._kept.pop(spec, None)) is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -126,7 +127,7 @@ async def submit(
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
         prompts, params = await prepare()
         if form is not None and not watch.gone:
-            grammar = await state.grammars.of(form.spec, form.field)
+            grammar = await _unless_gone(watch, state.grammars.of(form.spec, form.field))
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         if watch.gone:
             raise ClientGoneError
@@ -139,6 +140,25 @@ async def submit(
             arrived=arrived,
             marks=marks,
         )
+
+
+async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
+    """Waits for work that may take long; raises ClientGoneError as soon as the client leaves."""
+    task = asyncio.ensure_future(work)
+
+    def leave() -> None:
+        task.cancel()
+
+    watch.callback = leave
+    try:
+        return await task
+    except asyncio.CancelledError:
+        task.cancel()
+        if watch.gone:
+            raise ClientGoneError from None
+        raise
+    finally:
+        watch.callback = None
 
 
 def _salt(request: Request, wanted: GenerationRequest) -> str:
