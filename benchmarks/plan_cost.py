@@ -11,6 +11,7 @@ import gc
 import json
 import time
 from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 from noria.bench.report import machine, write_json
 from noria.config import CacheOptions, SchedulerOptions
 from noria.engine.core import EngineCore
-from noria.messages import Submit
+from noria.messages import Submit, Vocabulary
 from noria.params import SamplingParams
 from noria.plan import StepPlan, StepResult, WorkerInfo
 
@@ -44,6 +45,12 @@ class Instant:
         )
         self._results: deque[StepResult] = deque()
         self.rows = 0
+
+    def load_vocabulary(self, vocabulary: Vocabulary) -> None:
+        pass
+
+    def compile_grammar(self, grammar: str) -> Future[str]:
+        raise NotImplementedError("no request here has a grammar")
 
     def submit(self, plan: StepPlan, alone: bool = False) -> None:
         sampled = plan.slots[plan.sample]

@@ -78,8 +78,20 @@ void admit(Sampler& sampler, int64_t slot, uint64_t seed, uint32_t choice, float
                 token_ids.data(), static_cast<int64_t>(token_ids.size()), prompt_length);
 }
 
-nb::tuple sample(Sampler& sampler, Pool& pool, Rows logits, Ints slots, Ints positions) {
+using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+TokenMasks view(const Sampler& sampler, const Rows& logits, const Ints& rows, const Masks& bits) {
+  const int64_t words = (sampler.vocab() + 31) / 32;
+  require(bits.shape(0) == rows.size() && static_cast<int64_t>(bits.shape(1)) == words,
+          "mask_bits must be uint32 [masked rows, ceil(vocab / 32)]");
+  for (size_t i = 0; i < rows.size(); ++i)
+    require(rows.data()[i] >= 0 && rows.data()[i] < static_cast<int64_t>(logits.shape(0)), "mask_rows names no row");
+  return {rows.data(), bits.data(), static_cast<int64_t>(rows.size()), words};
+}
+
+nb::tuple sample(Sampler& sampler, Pool& pool, Rows logits, Ints slots, Ints positions, Ints mask_rows, Masks mask_bits) {
   const Logits rows = view(sampler, logits);
+  const TokenMasks masks = view(sampler, logits, mask_rows, mask_bits);
   const size_t count = logits.shape(0);
   require(slots.size() == count && positions.size() == count, "slots and output_positions must have one entry per row");
   int32_t wanted = -1;
@@ -92,7 +104,7 @@ nb::tuple sample(Sampler& sampler, Pool& pool, Rows logits, Ints slots, Ints pos
   if (wanted < 0) {
     {
       nb::gil_scoped_release release;
-      sampler.sample(pool, rows, slots.data(), positions.data(), tokens.data(), nullptr);
+      sampler.sample(pool, rows, slots.data(), positions.data(), masks, tokens.data(), nullptr);
     }
     return nb::make_tuple(tokens, nb::none());
   }
@@ -100,7 +112,7 @@ nb::tuple sample(Sampler& sampler, Pool& pool, Rows logits, Ints slots, Ints pos
   {
     const LogProbColumns columns = out.columns();
     nb::gil_scoped_release release;
-    sampler.sample(pool, rows, slots.data(), positions.data(), tokens.data(), &columns);
+    sampler.sample(pool, rows, slots.data(), positions.data(), masks, tokens.data(), &columns);
   }
   return nb::make_tuple(tokens, out.tuple());
 }
@@ -144,8 +156,10 @@ void bind_sampling(nb::module_& m) {
           },
           nb::arg("slot"))
       .def("sample", &sample, nb::arg("pool"), nb::arg("logits"), nb::arg("slots"), nb::arg("output_positions"),
+           nb::arg("mask_rows"), nb::arg("mask_bits"),
            "(tokens int32 [rows], None or (chosen float32 [rows], ranks int32 [rows], top_ids int32 [rows, k], top float32 "
-           "[rows, k])). Overwrites logits. Rows that asked for no log-probabilities hold rank 0; ids are -1 beyond what a "
+           "[rows, k])). Overwrites logits. mask_rows int32 [masked]: rows that yield only tokens whose bit is set in mask_bits "
+           "uint32 [masked, ceil(vocab / 32)], at least one each. Rows that asked for no log-probabilities hold rank 0; ids are -1 beyond what a "
            "row asked for.")
       .def("score", &score, nb::arg("pool"), nb::arg("logits"), nb::arg("targets"), nb::arg("k"),
            "(chosen, ranks, top_ids, top) of given targets, as in sample.");

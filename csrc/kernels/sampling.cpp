@@ -250,7 +250,29 @@ static int64_t count_above(const float* x, int64_t n, float value) {
   return count;
 }
 
+// Most words of a grammar's mask are all 0 or all 1.
+static void forbid(float* x, int64_t n, const uint32_t* bits) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32, ++bits) {
+    const uint32_t allowed = *bits;
+    if (allowed == 0xffffffffu) continue;
+#if defined(NORIA_AVX512)
+    const Vf none = set1(-kInfinity);
+    _mm512_mask_storeu_ps(x + i, static_cast<__mmask16>(~allowed), none);
+    _mm512_mask_storeu_ps(x + i + 16, static_cast<__mmask16>(~allowed >> 16), none);
+#else
+    if (allowed == 0) {
+      for (int j = 0; j < 32; ++j) x[i + j] = -kInfinity;
+    } else {
+      for (int j = 0; j < 32; ++j) x[i + j] = (allowed >> j & 1u) ? x[i + j] : -kInfinity;
+    }
+#endif
+  }
+  for (int j = 0; i + j < n; ++j)
+    if (!(*bits >> j & 1u)) x[i + j] = -kInfinity;
+}
+
 extern const SamplingKernels sampling_kernels;
-const SamplingKernels sampling_kernels = {scan, maxima, columns, exponentials, kept_sums, masses, collect, count_above};
+const SamplingKernels sampling_kernels = {scan, maxima, columns, exponentials, kept_sums, masses, collect, count_above, forbid};
 
 }  // namespace noria::NORIA_ISA

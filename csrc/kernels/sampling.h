@@ -34,6 +34,8 @@ struct SamplingKernels {
   // room for 16 more.
   int64_t (*collect)(const float* x, int64_t n, float low, float high, float* values, int32_t* indices);
   int64_t (*count_above)(const float* x, int64_t n, float value);
+  // x[i] becomes minus infinity where bit i % 32 of bits[i / 32] is 0.
+  void (*forbid)(float* x, int64_t n, const uint32_t* bits);
 };
 
 }  // namespace noria

@@ -31,6 +31,7 @@ struct Sampler::Work {
   std::vector<double> sums;                        // per chunk
   std::vector<std::pair<int32_t, float>> changed;  // logits before `adjust`, in order
   std::vector<std::pair<float, int32_t>> best;
+  std::vector<float> raw;                          // logits before a mask, where log-probabilities are asked for
 };
 
 Sampler::Sampler(int64_t slots, int64_t vocab) : vocab_(vocab), states_(static_cast<size_t>(slots)) {}
@@ -49,6 +50,8 @@ void Sampler::admit(int64_t slot, const SamplingParams& params, std::vector<std:
   state.params = params;
   state.penalised = params.repetition != 1.0f || params.frequency != 0.0f || params.presence != 0.0f;
   state.bias = std::move(bias);
+  std::sort(stop_ids.begin(), stop_ids.end());
+  stop_ids.erase(std::unique(stop_ids.begin(), stop_ids.end()), stop_ids.end());
   state.stop_ids = std::move(stop_ids);
   if (state.penalised) {
     const int64_t first = params.repetition != 1.0f ? 0 : prompt_length;
@@ -59,8 +62,20 @@ void Sampler::admit(int64_t slot, const SamplingParams& params, std::vector<std:
 
 void Sampler::release(int64_t slot) { states_[static_cast<size_t>(slot)] = Slot(); }
 
-// Bias, penalties and the ban on end tokens, in place; remembers what it changed.
-void Sampler::adjust(const Slot& slot, int32_t position, float* x, Work& work) const {
+// Whether a mask leaves anything but end tokens.
+bool Sampler::allows_others(const Slot& slot, const uint32_t* mask) const {
+  int64_t allowed = 0, ends = 0;
+  for (int64_t i = 0; i < vocab_; i += 32) {
+    uint32_t word = mask[i / 32];
+    if (vocab_ - i < 32) word &= (1u << (vocab_ - i)) - 1u;
+    allowed += __builtin_popcount(word);
+  }
+  for (const int32_t token : slot.stop_ids) ends += mask[token / 32] >> (token % 32) & 1u;
+  return allowed > ends;
+}
+
+// Bias, penalties and the ban on end tokens, in place; remembers what it changed. `mask` or null.
+void Sampler::adjust(const Slot& slot, int32_t position, const uint32_t* mask, float* x, Work& work) const {
   work.changed.clear();
   const auto change = [&](int32_t token, float value) {
     work.changed.emplace_back(token, x[token]);
@@ -79,7 +94,7 @@ void Sampler::adjust(const Slot& slot, int32_t position, float* x, Work& work) c
       change(seen.token, value);
     }
   }
-  if (position < slot.params.min_tokens)
+  if (position < slot.params.min_tokens && (!mask || allows_others(slot, mask)))
     for (int32_t token : slot.stop_ids) change(token, -kInfinity);
 }
 
@@ -363,19 +378,25 @@ void Sampler::prepare(Pool& pool) {
   while (static_cast<int>(works_.size()) < pool.threads()) works_.push_back(std::make_unique<Work>(vocab_));
 }
 
-void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions, int32_t* tokens,
-                     const LogProbColumns* logprobs) {
+void Sampler::sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions,
+                     const TokenMasks& masks, int32_t* tokens, const LogProbColumns* logprobs) {
   prepare(pool);
+  masks_.assign(static_cast<size_t>(logits.rows), nullptr);
+  for (int64_t i = 0; i < masks.count; ++i) masks_[static_cast<size_t>(masks.rows[i])] = masks.bits + i * masks.words;
   if (logprobs) clear(*logprobs, logits.rows);
   pool.run(logits.rows, [&](int64_t row, int thread) {
     Work& work = *works_[static_cast<size_t>(thread)];
     const Slot& slot = states_[static_cast<size_t>(slots[row])];
     float* x = logits.row(row);
-    adjust(slot, positions[row], x, work);
+    const uint32_t* mask = masks_[static_cast<size_t>(row)];
+    const bool scored = logprobs && slot.params.logprobs >= 0;
+    if (mask && scored) work.raw.assign(x, x + vocab_);
+    if (mask) noria::kernels().sampling->forbid(x, vocab_, mask);
+    adjust(slot, positions[row], mask, x, work);
     tokens[row] = draw(slot, positions[row], x, work);
-    if (!logprobs || slot.params.logprobs < 0) return;
-    for (auto at = work.changed.rbegin(); at != work.changed.rend(); ++at) x[at->first] = at->second;
-    log_probs(x, tokens[row], slot.params.logprobs, row, *logprobs, work);
+    if (!scored) return;
+    for (auto at = work.changed.rbegin(); !mask && at != work.changed.rend(); ++at) x[at->first] = at->second;
+    log_probs(mask ? work.raw.data() : x, tokens[row], slot.params.logprobs, row, *logprobs, work);
   });
   // After all rows: two rows of one slot must not race.
   for (int64_t row = 0; row < logits.rows; ++row) {

@@ -39,6 +39,13 @@ struct Logits {
   float* row(int64_t i) const { return data + i * stride; }
 };
 
+// Which tokens some of the rows may yield: bit t % 32 of word t / 32 stands for token t.
+struct TokenMasks {
+  const int32_t* rows = nullptr;  // [count], of the logits
+  const uint32_t* bits = nullptr;  // [count][words]
+  int64_t count = 0, words = 0;
+};
+
 class Sampler {
  public:
   Sampler(int64_t slots, int64_t vocab);
@@ -55,9 +62,10 @@ class Sampler {
   bool admitted(int64_t slot) const { return states_[static_cast<size_t>(slot)].used; }
   const SamplingParams& params(int64_t slot) const { return states_[static_cast<size_t>(slot)].params; }
 
-  // One token per row, noted in its slot's penalties. Logits may be overwritten. `logprobs` or null.
-  void sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions, int32_t* tokens,
-              const LogProbColumns* logprobs);
+  // One token per row, noted in its slot's penalties. Logits may be overwritten. `logprobs` or null. A row's mask allows at
+  // least one token.
+  void sample(Pool& pool, const Logits& logits, const int32_t* slots, const int32_t* positions, const TokenMasks& masks,
+              int32_t* tokens, const LogProbColumns* logprobs);
   // Log-probabilities of targets and of the k most likely tokens of each row.
   void score(Pool& pool, const Logits& logits, const int32_t* targets, const LogProbColumns& out);
 
@@ -75,7 +83,8 @@ class Sampler {
     void note(int32_t token, int outputs);
   };
   struct Work;  // of one thread
-  void adjust(const Slot& slot, int32_t position, float* x, Work& work) const;
+  bool allows_others(const Slot& slot, const uint32_t* mask) const;
+  void adjust(const Slot& slot, int32_t position, const uint32_t* mask, float* x, Work& work) const;
   int64_t keep_top_k(const float* x, int64_t k, Work& work) const;
   int64_t keep_likely(const SamplingParams& p, const float* x, float largest, Work& work) const;
   int64_t keep_mass(const float* x, float largest, float factor, double target, Work& work) const;
@@ -89,6 +98,7 @@ class Sampler {
   int64_t vocab_;
   std::vector<Slot> states_;
   std::vector<std::unique_ptr<Work>> works_;
+  std::vector<const uint32_t*> masks_;  // of the rows of a call, or null
 };
 
 }  // namespace noria

@@ -7,6 +7,7 @@ NoriaError
 │   ├── WeightsError             tensors missing, superfluous or of the wrong shape; a damaged file
 │   ├── TokenizerError           a tokeniser that cannot be made from the files
 │   └── PullError                a model that cannot be found or downloaded
+├── GrammarError             a grammar that cannot be compiled or followed
 ├── BackendError             a kernel refused its input (always our own bug)
 ├── EngineError              the engine process died or cannot be reached
 └── RequestError             a request that is refused; carries the HTTP status
@@ -57,6 +58,10 @@ class TokenizerError(ModelError):
 
 class PullError(ModelError):
     """A model that cannot be found or downloaded."""
+
+
+class GrammarError(NoriaError):
+    """A grammar that cannot be compiled, or that an output cannot follow within its limits."""
 
 
 class BackendError(NoriaError):

@@ -76,13 +76,30 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True, tag="control"):
-    """`drain`: finish what runs, then exit. `shutdown`: exit now. `reset_prefix_cache`: forget cached blocks.
-    `stats`: answer with an empty StepOutputs that carries fresh statistics."""
+    """`shutdown`: exit now. `reset_prefix_cache`: forget cached blocks. `stats`: answer with an empty StepOutputs that
+    carries fresh statistics."""
 
-    action: Literal["drain", "shutdown", "reset_prefix_cache", "stats"]
+    action: Literal["shutdown", "reset_prefix_cache", "stats"]
 
 
-ToEngine = Hello | Submit | Abort | Control
+class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary", kw_only=True):
+    """What the model's tokens stand for. An engine needs it for grammars, and is told once, when the first request with
+    one comes; such requests wait for it.
+
+    Attributes:
+        tokens: the bytes of all tokens, one after the other.
+        lengths: int32 column [tokens], bytes of each; 0 for ids that stand for nothing.
+        end_ids: the model's end tokens: what may follow when a grammar is complete.
+        special_ids: control tokens. No text of a grammar is ever matched by one.
+    """
+
+    tokens: bytes
+    lengths: bytes
+    end_ids: tuple[int, ...]
+    special_ids: tuple[int, ...]
+
+
+ToEngine = Hello | Submit | Abort | Control | Vocabulary
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):

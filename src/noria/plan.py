@@ -6,6 +6,7 @@ worker keeps their tokens, block tables and sampling state. Slots are permanent 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from noria.params import SamplingParams
 
 Int32 = NDArray[np.int32]
+UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
@@ -117,6 +119,7 @@ class StepResult:
     Attributes:
         slots: [sampled rows], in plan order; tokens: [sampled rows], one new token each.
         logprobs: over the sampled rows, when any of them asked.
+        failed: sampled row (its index) → why its request cannot go on. Its token means nothing.
     """
 
     step: int
@@ -125,6 +128,7 @@ class StepResult:
     logprobs: TokenLogProbs | None = None
     prompt_logprobs: tuple[PromptLogProbs, ...] = ()
     timings: StepTimings = StepTimings()
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True)

@@ -345,17 +345,6 @@ def test_an_abort_takes_back_a_refusal_that_was_not_told_yet():
     assert 1 not in driver.seen
 
 
-def test_draining_finishes_what_was_accepted_and_takes_no_more():
-    driver = Driver(slots=1)
-    driver.submit(1, other(1))
-    driver.submit(2, other(2))
-    driver.core.handle(Control("drain"))
-    driver.submit(3, other(3))
-    driver.run()
-    assert driver.finish(1).reason == driver.finish(2).reason == "length"
-    assert "shutting down" in driver.finish(3).message
-
-
 def test_statistics_are_given_when_asked_for():
     driver = Driver()
     driver.core.handle(Control("stats"))

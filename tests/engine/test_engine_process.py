@@ -1,4 +1,4 @@
-"""The engine process: start, handshake, refusal, drain, death, and what it costs when idle."""
+"""The engine process: start, handshake, refusal, death, and what it costs when idle."""
 
 from __future__ import annotations
 
@@ -148,24 +148,14 @@ def test_a_client_of_another_build_is_refused(start):
     assert engine.process.wait(10) == 1
 
 
-def test_drained_it_finishes_what_it_has_and_exits(start):
-    engine = start("slow")
-    engine.receive()
-    engine.send(submit(1, PROMPT, max_tokens=10))
-    engine.receive()
-    engine.send(Control("drain"))
-    assert len(engine.tokens_until_end(1)) == 9
-    assert engine.process.wait(10) == 0
-
-
-def test_idle_it_drains_at_once_and_signals_to_the_group_are_not_its_business(start):
+def test_signals_to_the_group_are_not_its_business(start):
     engine = start()
     engine.receive()
     for sign in (signal.SIGINT, signal.SIGTERM):
         engine.process.send_signal(sign)
     time.sleep(0.2)
     assert engine.process.poll() is None
-    engine.send(Control("drain"))
+    engine.send(Control("shutdown"))
     assert engine.process.wait(10) == 0
 
 
@@ -253,7 +243,7 @@ def test_a_static_batch_that_fills_is_waited_for_without_turning(monkeypatch):
     steps = []
     monkeypatch.setattr(driver.core, "step", lambda turn=driver.core.step: steps.append(1) or turn())
     mailbox.inbox.put(submit(1, PROMPT, max_tokens=2))
-    mailbox.inbox.put(Control("drain"))
+    threading.Timer(0.6, mailbox.inbox.put, [Control("shutdown")]).start()
     process.run(driver.core, mailbox)
     assert mailbox.sent[-1].finished
     assert len(steps) <= 4
@@ -292,4 +282,6 @@ def test_it_starts_quickly_because_it_imports_little():
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ | PATH
     ).stdout.split()
-    assert not {"starlette", "uvicorn", "httpx", "typer", "rich", "tokenizers", "jinja2", "torch"} & set(loaded)
+    assert not {"starlette", "uvicorn", "httpx", "typer", "rich", "tokenizers", "jinja2", "torch", "llguidance"} & set(
+        loaded
+    )

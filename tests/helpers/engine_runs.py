@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from noria.config import EngineOptions
 from noria.engine.core import EngineCore
 from noria.executor.local import LocalExecutor
-from noria.messages import EngineStats, StepOutputs, Submit
+from noria.messages import EngineStats, StepOutputs, Submit, Vocabulary
 from noria.params import SamplingParams
 
 
@@ -25,6 +26,7 @@ class Answer:
     top_ids: bytes = b""
     top: bytes = b""
     reason: str | None = None
+    message: str | None = None
     cached_tokens: int = 0
 
 
@@ -38,6 +40,7 @@ class Ask:
     received: tuple[int, ...] = ()
     group: int | None = None
     choice: int = 0
+    stop_ids: tuple[int, ...] = ()
 
 
 def options(model: str, /, **parts: dict[str, Any]) -> EngineOptions:
@@ -55,11 +58,15 @@ def column(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def run(engine_options: EngineOptions, asks: Sequence[Ask]) -> tuple[list[Answer], EngineStats]:
+def run(
+    engine_options: EngineOptions, asks: Sequence[Ask], vocabulary: Vocabulary | None = None
+) -> tuple[list[Answer], EngineStats]:
     """Runs all asks to their end; answers in their order, and the engine's last statistics."""
     executor = LocalExecutor(engine_options)
     try:
         core = EngineCore(executor, engine_options.cache, engine_options.scheduler)
+        if vocabulary is not None:
+            core.handle(vocabulary)
         return drive(core, asks)
     finally:
         executor.close()
@@ -74,6 +81,8 @@ def drive(core: EngineCore, asks: Sequence[Ask]) -> tuple[list[Answer], EngineSt
         while order and (asks[order[0]].at_step <= step or not core.has_work):
             index = order.pop(0)
             core.handle(_submit(index, asks[index]))
+        if core.idle_seconds and not order:
+            time.sleep(core.idle_seconds)
         outputs = core.step()
         step += 1
         if outputs is not None:
@@ -90,6 +99,7 @@ def _submit(index: int, ask: Ask) -> Submit:
         params=ask.params,
         group=index if ask.group is None else ask.group,
         choice=ask.choice,
+        stop_ids=ask.stop_ids,
         arrival=float(index),
     )
 
@@ -106,4 +116,5 @@ def _take(outputs: StepOutputs, answers: list[Answer]) -> None:
     for end in outputs.finished:
         assert answers[end.request_id].reason is None, "a request ended twice"
         answers[end.request_id].reason = end.reason
+        answers[end.request_id].message = end.message
         answers[end.request_id].cached_tokens = end.cached_tokens

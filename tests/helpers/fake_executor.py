@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 
+from noria.errors import GrammarError
+from noria.messages import Vocabulary
 from noria.params import SamplingParams
 from noria.plan import Admission, PromptLogProbs, StepPlan, StepResult, TokenLogProbs, WorkerInfo
 
@@ -100,6 +103,22 @@ class FakeExecutor:
         self.fail_at: int | None = None
         self.lonely = False
         self.closed = False
+        self.vocabularies: list[Vocabulary] = []
+        self.compiling: dict[str, Future[str]] = {}  # grammars that the test finishes itself
+        self.dead_ends: dict[str, int] = {}  # grammar → output position at which no token is possible
+
+    def load_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self.vocabularies.append(vocabulary)
+
+    def compile_grammar(self, grammar: str) -> Future[str]:
+        future = self.compiling.get(grammar)
+        if future is None:
+            future = Future()
+            if grammar.startswith("bad"):
+                future.set_exception(GrammarError("the grammar cannot be used: it is bad"))
+            else:
+                future.set_result(grammar)
+        return future
 
     def submit(self, plan: StepPlan, alone: bool = False) -> None:
         assert not self.lonely, "a step that was submitted alone is not collected yet"
@@ -183,7 +202,7 @@ class FakeExecutor:
         assert not plan.prompt_logprobs
 
     def _run(self, plan: StepPlan) -> StepResult:
-        slots, tokens, chosen, pieces = [], [], [], []
+        slots, tokens, chosen, pieces, failed = [], [], [], [], {}
         for number, slot in enumerate(plan.slots.tolist()):
             row, count = self.rows[slot], int(plan.counts[number])
             self._read_and_write(row, count)
@@ -197,6 +216,8 @@ class FakeExecutor:
                 token = next_token(row.seen[-1], admission.params, admission.choice, position, admission.stop_ids)
                 row.tokens.append(token)
                 row.seen.append(digest_after(row.seen[-1], token))
+                if position >= self.dead_ends.get(admission.params.grammar, position + 1):
+                    failed[len(slots)] = "the grammar is at a dead end"
                 slots.append(slot)
                 tokens.append(token)
                 chosen.append(-token / 10.0)
@@ -206,6 +227,7 @@ class FakeExecutor:
             np.array(tokens, np.int32),
             self._values(np.array(chosen, np.float32)),
             tuple(pieces),
+            failed=failed,
         )
 
     def _read_and_write(self, row: Row, count: int) -> None:

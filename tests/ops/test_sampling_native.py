@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noria.backends.base import SlotSampling
+from noria.backends.base import SlotSampling, TokenMasks
 from noria.backends.reference.philox import uniform
-from noria.backends.reference.sampling import ReferenceSampler, SlotState, adjust, distribution, log_probs
+from noria.backends.reference.sampling import (
+    ReferenceSampler,
+    SlotState,
+    adjust,
+    allowed_tokens,
+    distribution,
+    log_probs,
+)
 from noria.params import SamplingParams
 from noria.plan import TokenLogProbs
 
@@ -55,9 +62,17 @@ class Native:
             sampling.prompt_length,
         )
 
-    def sample(self, logits: np.ndarray, slots: Any, positions: Any) -> tuple[np.ndarray, TokenLogProbs | None]:
+    def sample(
+        self, logits: np.ndarray, slots: Any, positions: Any, masks: TokenMasks | None = None
+    ) -> tuple[np.ndarray, TokenLogProbs | None]:
+        masks = masks or TokenMasks(NONE, np.empty((0, -(-self.vocab // 32)), np.uint32))
         tokens, columns = self.sampler.sample(
-            self.pool, logits.copy(), np.array(slots, np.int32), np.array(positions, np.int32)
+            self.pool,
+            logits.copy(),
+            np.array(slots, np.int32),
+            np.array(positions, np.int32),
+            masks.rows,
+            masks.bits,
         )
         return tokens, None if columns is None else TokenLogProbs(*columns)
 
@@ -77,10 +92,21 @@ def slot(
     return SlotSampling(SamplingParams(**params), choice, stop_ids, np.array(tokens, np.int32), prompt)
 
 
-def check_draw(token: int, logits: np.ndarray, state: SlotState, position: int) -> bool:
+def masks_of(allowed: dict[int, Any], vocab: int) -> TokenMasks:
+    """Row → ids of the tokens that it may yield."""
+    flags = np.zeros((len(allowed), -(-vocab // 32) * 32), np.uint8)
+    for flag, ids in zip(flags, allowed.values(), strict=True):
+        flag[list(ids)] = 1
+    bits = np.packbits(flags, axis=1, bitorder="little").view("<u4")
+    return TokenMasks(np.array(list(allowed), np.int32), bits.astype(np.uint32))
+
+
+def check_draw(
+    token: int, logits: np.ndarray, state: SlotState, position: int, allowed: np.ndarray | None = None
+) -> bool:
     """Whether the drawn token is the reference's; where u falls within SLACK of an edge, its neighbour will do."""
     params = state.sampling.params
-    scores = adjust(logits, state, position)
+    scores = adjust(logits, state, position, allowed)
     if params.greedy:
         assert scores[token] >= scores.max() - 1e-5
         return token == int(scores.argmax())
@@ -133,6 +159,49 @@ def test_draws_as_the_reference(isa: str, params: dict[str, Any]) -> None:
         count += 1
         state.output_counts[token] += 1  # both go on with the same history
     assert same >= count - 1
+
+
+@pytest.mark.parametrize("vocab", [31, 33, 320, 5003])
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_masked_rows_draw_as_the_reference(isa: str, params: dict[str, Any], vocab: int) -> None:
+    """Whole words of a mask allowed and forbidden, single tokens, words of both; rows without a mask beside them."""
+    rng = np.random.default_rng(vocab)
+    sets = [[vocab - 1], rng.choice(vocab, vocab // 7), range(vocab // 3), range(vocab), [7, 11], [3, 7, 11]]
+    rows = [1, 2, 4, 5, 6, 7]
+    allowed = dict(zip(rows, sets, strict=True))
+    ours, reference = Native(8, vocab, 2), ReferenceSampler(8, vocab)
+    params = {**params, "logit_bias": {k: v for k, v in params.get("logit_bias", {}).items() if k < vocab}}
+    sampling = slot(tokens=rng.integers(0, vocab, 60), prompt=40, stop_ids=(7, 11, 7), logprobs=2, **params)
+    for index in range(8):
+        ours.admit(index, sampling)
+        reference.admit(index, sampling)
+    logits = np.stack([row(index, vocab) for index in range(8)])
+    masks = masks_of(allowed, vocab)
+    tokens, got = ours.sample(logits, range(8), range(8), masks)
+    want = log_probs(logits, tokens, np.full(8, 2, np.int32))
+    same = 0
+    flags = allowed_tokens(masks, vocab)
+    for index, token in enumerate(tokens.tolist()):
+        state = reference._states[index]
+        assert state is not None
+        assert token in allowed.get(index, range(vocab))
+        same += check_draw(token, logits[index], state, index, flags.get(index))
+    assert same >= 7
+    assert got is not None  # of what the model says, whatever is allowed
+    assert np.allclose(got.chosen, want.chosen, rtol=0, atol=1e-5)
+    assert np.array_equal(got.ranks, want.ranks)
+    assert np.array_equal(got.top_ids, want.top_ids)
+
+
+def test_end_tokens_come_before_min_tokens_where_a_mask_leaves_nothing_else(isa: str) -> None:
+    logits = np.zeros((2, 40), np.float32)
+    logits[:, 4] = 30
+    for sampler in (Native(2, 40), ReferenceSampler(2, 40)):
+        for index in range(2):
+            sampler.admit(index, slot(min_tokens=5, stop_ids=(4, 39), temperature=0.0))
+        masks = masks_of({0: [4, 39], 1: [4, 20]}, 40)
+        tokens = sampler.sample(logits, np.arange(2, dtype=np.int32), np.zeros(2, np.int32), masks)[0]
+        assert tokens.tolist() == [4, 20]
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 15, 17, 256, 257, 49_152])
@@ -316,6 +385,10 @@ def test_bad_arguments_are_refused() -> None:
         ours.admit(0, slot(tokens=[10], prompt=1))
     with pytest.raises(ValueError, match="vocab"):
         ours.sample(np.zeros((1, 11), np.float32), [0], [0])
+    for rows, words in (([0], 2), ([1], 1), ([-1], 1), ([0, 0], 1)):
+        masks = TokenMasks(np.array(rows, np.int32), np.full((1, words), 7, np.uint32))
+        with pytest.raises(ValueError, match="mask_"):
+            ours.sample(np.zeros((1, 10), np.float32), [0], [0], masks)
     ours.sampler.release(0)
     with pytest.raises(ValueError, match="not admitted"):
         ours.sample(np.zeros((1, 10), np.float32), [0], [0])

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from numpy.typing import NDArray
 
 from noria.params import SamplingParams
-from noria.plan import Float32, Int32, TokenLogProbs
+from noria.plan import Float32, Int32, TokenLogProbs, UInt32
 
 Rows = Literal["tokens", "outputs"]
 SchemeName = Literal["f32", "bf16", "int8", "int4"]
@@ -364,21 +364,32 @@ class SlotSampling:
     prompt_length: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which tokens some of the rows of a call may yield, at least one each."""
+
+    rows: Int32  # [masked] indices of the rows
+    bits: UInt32  # [masked, ceil(vocab / 32)], C-contiguous; bit t % 32 of word t // 32 stands for token t
+
+
 class Sampler(Protocol):
     """Turns logits into tokens, with a state per slot (parameters, penalties), so that a step needs no Python per row.
 
     The random number of a token depends on (seed, choice, output position) only: Philox4x32-10 (Salmon et al.,
     SC 2011), key = seed, counter = (output position, choice, 0, 0), u = (first word >> 8) * 2**-24 in [0, 1).
     A token is drawn by walking the kept probabilities in ascending token id until their sum exceeds u * total.
-    Order of operations: logit bias, repetition, frequency and presence penalties, end tokens before min_tokens,
-    temperature, top-k, top-p, min-p (ties at a threshold are kept). Greedy takes the lowest id of the largest logit.
+    Order of operations: mask, logit bias, repetition, frequency and presence penalties, end tokens before min_tokens
+    (unless a mask allows nothing else), temperature, top-k, top-p, min-p (ties at a threshold are kept). Greedy takes
+    the lowest id of the largest logit. Log-probabilities are those of the model: of the logits as they are given.
     """
 
     def admit(self, slot: int, sampling: SlotSampling) -> None: ...
 
     def release(self, slot: int) -> None: ...
 
-    def sample(self, logits: Float32, slots: Int32, output_positions: Int32) -> tuple[Int32, TokenLogProbs | None]:
+    def sample(
+        self, logits: Float32, slots: Int32, output_positions: Int32, masks: TokenMasks | None = None
+    ) -> tuple[Int32, TokenLogProbs | None]:
         """logits [rows, vocab] (may be overwritten), slots [rows], output_positions [rows]: index in the output of the
         token to be drawn. Records the drawn tokens in the slots' penalty state. Log-probabilities if any row asked."""
         ...

@@ -90,6 +90,7 @@ class _ProfiledWorker:
         self._kind = KINDS[0]
         self._ended: float | None = None
         self.info = self._worker.info
+        self.grammars = self._worker.grammars
         self._program.profile(True)
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -115,6 +116,9 @@ class _ProfiledWorker:
 
     def rest(self) -> None:
         self._worker.rest()
+
+    def close(self) -> None:
+        self._worker.close()
 
     def fetch(self) -> None:
         """Books the ops' times since the last call under the present kind of step."""

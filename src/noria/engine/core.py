@@ -16,6 +16,7 @@ from noria.cache.manager import make_manager
 from noria.config import CacheOptions, SchedulerOptions
 from noria.engine.flight import Flight
 from noria.engine.forecast import Forecast
+from noria.engine.grammars import Compiling
 from noria.engine.outputs import Outputs
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Scheduler
@@ -30,6 +31,7 @@ from noria.messages import (
     StepOutputs,
     Submit,
     ToEngine,
+    Vocabulary,
     build_id,
 )
 
@@ -64,6 +66,7 @@ class EngineCore:
             raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
         self._scheduler = Scheduler(self._manager, scheduler, slots)
+        self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
         self._adapts = scheduler.in_flight_depth is None
         self._depth = scheduler.in_flight_depth or 1
@@ -73,7 +76,6 @@ class EngineCore:
         self._began = 0.0  # when the oldest step in flight did
         self._outputs = Outputs()
         self._orders = 0
-        self.draining = False
         self.stopped = False
         self.info = EngineInfo(
             build_id=build_id(),
@@ -95,7 +97,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to say, now or after `idle_seconds`."""
-        return bool(self._scheduler.requests or self._flights or self._outputs)
+        return bool(self._scheduler.requests or self._flights or self._outputs or self._compiling)
 
     @property
     def idle_seconds(self) -> float:
@@ -105,12 +107,18 @@ class EngineCore:
             return 0.0
         if self._flights:
             return max(0.0, self._began + self._forecast.seconds(self._flights[0].plan) - self._clock())
-        return self._scheduler.delay(self._clock())
+        delay = self._scheduler.delay(self._clock())
+        if not self._compiling:
+            return delay
+        pause = self._compiling.pause
+        return min(delay, pause) if self._scheduler.requests else pause
 
     @property
     def stats(self) -> EngineStats:
-        scheduler = self._scheduler
-        return scheduler.counters.snapshot(len(scheduler.running), len(scheduler.waiting), self._manager.counts())
+        scheduler, blocks = self._scheduler, self._manager.counts()
+        return scheduler.counters.snapshot(
+            len(scheduler.running), len(scheduler.waiting) + len(self._compiling), blocks
+        )
 
     def handle(self, message: ToEngine) -> None:
         """Takes in one message. What it causes is said by later steps. Greetings are for whoever owns the socket."""
@@ -120,6 +128,8 @@ class EngineCore:
             self._abort(frozenset(message.request_ids))
         elif isinstance(message, Control):
             self._control(message)
+        elif isinstance(message, Vocabulary):
+            self._executor.load_vocabulary(message)
 
     def step(self) -> StepOutputs | None:
         """One turn. Returns what there is to say, if anything.
@@ -154,6 +164,8 @@ class EngineCore:
 
     def _plan(self, began: float) -> tuple[bool, float]:
         """Submits a step if there is room for one in flight; returns whether, and when it had been planned."""
+        if self._compiling:
+            self._take_compiled(began)
         if len(self._flights) >= self._depth:
             return False, began
         flight = self._scheduler.schedule(began, self._outputs)
@@ -195,6 +207,7 @@ class EngineCore:
 
     def _abort(self, request_ids: frozenset[int]) -> None:
         for request_id in request_ids:
+            self._compiling.remove(request_id)
             self._scheduler.abort(request_id)
         outputs = self._outputs
         outputs.finished = [end for end in outputs.finished if end.request_id not in request_ids]
@@ -202,7 +215,7 @@ class EngineCore:
 
     def _submit(self, submit: Submit) -> None:
         now = self._clock()
-        if submit.request_id in self._scheduler.requests:
+        if submit.request_id in self._scheduler.requests or submit.request_id in self._compiling:
             _log.error("request %d was submitted twice; the second submission is ignored", submit.request_id)
             return
         try:
@@ -210,18 +223,26 @@ class EngineCore:
         except RefusedRequest as refusal:
             self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
             return
-        self._scheduler.submit(request, now, self._outputs)
+        if request.params.grammar is not None:
+            self._compiling.add(request)
+            self._take_compiled(now)
+        else:
+            self._scheduler.submit(request, now, self._outputs)
+
+    def _take_compiled(self, now: float) -> None:
+        """Hands over requests whose grammars are ready."""
+        for request, failure in self._compiling.take():
+            if failure is None:
+                self._scheduler.submit(request, now, self._outputs)
+            else:
+                self._outputs.add_finished(request, "error", now, message=failure)
 
     def _request(self, submit: Submit, now: float) -> Request:
-        if self.draining:
-            raise RefusedRequest("the engine is shutting down")
         self._orders += 1
         return make_request(submit, self._orders, now, self.info.vocab_size, self.info.max_model_len)
 
     def _control(self, control: Control) -> None:
-        if control.action == "drain":
-            self.draining = True
-        elif control.action == "shutdown":
+        if control.action == "shutdown":
             self.stopped = True
         elif control.action == "reset_prefix_cache":
             self._manager.reset()

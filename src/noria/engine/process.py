@@ -3,9 +3,8 @@
 The main thread is the step loop, and reads and writes the socket to the client between steps. Idle, it sleeps on the
 socket and costs no CPU.
 
-The first message sent is EngineInfo or Refused. It ends when told to (`shutdown`), when drained (`drain`), or
-with its parent. The parent must start it from a thread that lives as long as it shall: the kernel's signal at the
-parent's death goes by thread.
+The first message sent is EngineInfo or Refused. It ends when told to (`shutdown`), or with its parent. The parent must
+start it from a thread that lives as long as it shall: the kernel's signal at the parent's death goes by thread.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ def die_with_parent() -> None:
 
 
 def run(core: EngineCore, mailbox: Messages) -> None:
-    """The step loop. Returns when drained or told to stop.
+    """The step loop. Returns when told to stop.
 
     Raises:
         EngineError: the executor failed.
         HandshakeError: the client is of another build.
     """
     unchecked = False  # steps have run since the last check of the cache
-    while not core.stopped and not (core.draining and not core.has_work):
+    while not core.stopped:
         if core.has_work:
             wait: float | None = core.idle_seconds
         else:

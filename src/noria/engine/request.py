@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Request:
         confirmed: tokens whose keys and values are valid by the results that have come back.
         idle_from: after a preemption, the last step that may still yield a token for it.
         wants_prompt_logprobs: until they have been reported.
+        grammar: what keeps its compiled grammar at hand.
     """
 
     id: int
@@ -69,6 +71,7 @@ class Request:
     cached_tokens: int = 0
     admitted: float | None = None
     scores: list[PromptLogProbs] = field(default_factory=list)
+    grammar: Any = None
 
     @property
     def output_length(self) -> int:

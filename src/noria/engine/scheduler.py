@@ -308,6 +308,10 @@ class Scheduler:
         for row, (request, token) in enumerate(zip(sampled, result.tokens.tolist(), strict=True)):
             if request.state is State.FINISHED:
                 continue
+            if row in result.failed:
+                self._forget(request)
+                outputs.add_finished(request, "error", now, message=result.failed[row])
+                continue
             if scores is not None and request.params.logprobs is not None:
                 outputs.add_logprobs(request, token, row, scores)
             known = request.tokens
@@ -320,7 +324,11 @@ class Scheduler:
 
 
 def _ending(request: Request) -> FinishReason | None:
-    """Why a request with output ends here, if it does. End tokens before `min_tokens` do not count."""
-    if request.tokens[-1] in request.stops and request.output_length > request.params.min_tokens:
+    """Why a request with output ends here, if it does. End tokens before `min_tokens` do not count, unless a grammar
+    left nothing else."""
+    params = request.params
+    if request.tokens[-1] in request.stops and (
+        request.output_length > params.min_tokens or params.grammar is not None
+    ):
         return "stop"
     return "length" if len(request.tokens) >= request.limit else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
+from noria.messages import Vocabulary
 from noria.plan import StepPlan, StepResult, WorkerInfo
 
 
@@ -13,6 +15,18 @@ class Executor(Protocol):
     @property
     def info(self) -> WorkerInfo:
         """What the workers resolved when they loaded the model."""
+        ...
+
+    def load_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tells the workers what tokens stand for; returns at once. Grammars wait for it."""
+        ...
+
+    def compile_grammar(self, grammar: str) -> Future[Any]:
+        """Has a grammar compiled, beside the steps; returns at once.
+
+        Requests can be bound to it (`SamplingParams.grammar`) once the future is done and as long as its result is
+        held. Its exception says why they cannot.
+        """
         ...
 
     def submit(self, plan: StepPlan, alone: bool = False) -> None:

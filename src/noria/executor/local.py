@@ -6,11 +6,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from noria.config import EngineOptions
 from noria.errors import EngineError
+from noria.messages import Vocabulary
 from noria.plan import StepPlan, StepResult, WorkerInfo
+from noria.worker.grammar import Grammars
 from noria.worker.worker import Worker
 
 _CLOSE_TIMEOUT = 30.0  # seconds that a step in progress is given to end
@@ -24,7 +27,12 @@ class AnyWorker(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
+    @property
+    def grammars(self) -> Grammars: ...
+
     def rest(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class LocalExecutor:
@@ -61,6 +69,12 @@ class LocalExecutor:
     def info(self) -> WorkerInfo:
         return self._info
 
+    def load_vocabulary(self, vocabulary: Vocabulary) -> None:
+        self._worker.grammars.load(vocabulary)
+
+    def compile_grammar(self, grammar: str) -> Future[Any]:
+        return self._worker.grammars.compile(grammar)
+
     def submit(self, plan: StepPlan, alone: bool = False) -> None:
         if self._closed:
             raise EngineError("the executor is closed")
@@ -93,6 +107,7 @@ class LocalExecutor:
         self._closed = True
         self._plans.put(None)
         self._thread.join(_CLOSE_TIMEOUT)
+        self._worker.close()
 
     def _compute(self, plan: StepPlan) -> StepResult:
         """Runs a step here. The worker's thread waits meanwhile: it has no plan."""

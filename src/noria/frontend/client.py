@@ -23,6 +23,7 @@ from noria.frontend.recovery import Recovery
 from noria.frontend.stream import LiveRequest, RequestStream
 from noria.frontend.supervisor import Supervisor
 from noria.frontend.transport import Transport
+from noria.frontend.vocabulary import VocabularyTeller
 from noria.messages import Abort, Control, EngineInfo, EngineStats, FinishReason, StepOutputs, Submit
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
@@ -84,7 +85,8 @@ class EngineClient:
         self.requests: dict[int, LiveRequest] = {}
         self._engine = Supervisor(transport, make_transport)
         self._ids = itertools.count(1)
-        self._recovery = Recovery(self.requests, self._engine.send, self._ids.__next__)
+        self._vocabulary = VocabularyTeller(pieces, end_ids, self._engine.send)
+        self._recovery = Recovery(self.requests, self._vocabulary.send, self._ids.__next__)
         self._router = OutputRouter(self.requests, self._engine.send, self._forget, self.metrics)
         self._pieces = pieces
         self._end_ids = tuple(end_ids)
@@ -122,6 +124,7 @@ class EngineClient:
     def _began(self, info: EngineInfo) -> None:
         self._info = info
         self.metrics.began(info, self._engine.restarts)
+        self._vocabulary.forget()
         self._recovery.started()
 
     async def close(self) -> None:

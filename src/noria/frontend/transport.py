@@ -24,14 +24,12 @@ import msgspec
 from noria.config import EngineOptions
 from noria.errors import ConfigError, EngineError
 from noria.messages import (
-    Abort,
     Control,
     EngineInfo,
     FromEngine,
     Hello,
     Refused,
     StepOutputs,
-    Submit,
     ToEngine,
     build_id,
 )
@@ -341,7 +339,7 @@ class Core(Protocol):
     @property
     def idle_seconds(self) -> float: ...
 
-    def handle(self, message: Submit | Abort | Control, /) -> None: ...
+    def handle(self, message: ToEngine, /) -> None: ...
 
     def step(self) -> StepOutputs | None: ...
 
@@ -357,7 +355,7 @@ class InProcessTransport:
     def __init__(self, make_core: Callable[[], Core], on_close: Callable[[], None] | None = None) -> None:
         self._make_core = make_core
         self._on_close = on_close
-        self._inbox: deque[Submit | Abort | Control] = deque()
+        self._inbox: deque[ToEngine] = deque()
         self._bell = threading.Condition()
         self._stop = False
         self._thread: threading.Thread | None = None

@@ -1,6 +1,6 @@
 """Carries out plans: plan → batch → program → logits → sampler → result.
 
-Owns slots, cache, program and sampler between steps. Knows nothing of requests beyond their slots.
+Owns slots, cache, program, sampler and matchers between steps. Knows nothing of requests beyond their slots.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from noria.backends.base import Cache, Limits, Program, Sampler, SlotSampling
 from noria.plan import Int32, PromptLogProbs, StepPlan, StepResult, StepTimings, TokenLogProbs
 from noria.worker.batch import Prepared, PromptRows, prepare
+from noria.worker.grammar import Matchers
 from noria.worker.slots import Slots
 
 Rows = NDArray[np.intp]
@@ -21,10 +22,13 @@ Rows = NDArray[np.intp]
 class Runner:
     """Args: `limits` are those that `program` was compiled with."""
 
-    def __init__(self, program: Program, cache: Cache, sampler: Sampler, slots: Slots, limits: Limits) -> None:
+    def __init__(
+        self, program: Program, cache: Cache, sampler: Sampler, matchers: Matchers, slots: Slots, limits: Limits
+    ) -> None:
         self._program = program
         self._cache = cache
         self._sampler = sampler
+        self._matchers = matchers
         self._slots = slots
         self._limits = limits
         self._last: Prepared | None = None
@@ -51,12 +55,14 @@ class Runner:
         ready = time.perf_counter()
         self._program.run(prepared.batch, self._cache)
         computed = time.perf_counter()
+        failed = self._matchers.wait(prepared.sampled)
         tokens, logprobs = self._sample(prepared)
+        self._matchers.advance(prepared.sampled, tokens)
         prompts = tuple(self._score(rows) for rows in prepared.prompts)
         self._last = prepared
         self._sampled.append(tokens)
         timings = StepTimings(ready - began, computed - ready, time.perf_counter() - computed)
-        return StepResult(plan.step, prepared.sampled, tokens, logprobs, prompts, timings)
+        return StepResult(plan.step, prepared.sampled, tokens, logprobs, prompts, timings, failed)
 
     def _note_sampled(self) -> None:
         """Brings the slots up to date with what has been sampled since they last were."""
@@ -69,7 +75,9 @@ class Runner:
         self._slots.apply(plan)
         for slot in plan.released.tolist():
             self._sampler.release(slot)
+            self._matchers.release(slot)
         for admission in plan.admitted:
+            self._matchers.admit(admission)
             self._sampler.admit(
                 admission.slot,
                 SlotSampling(
@@ -97,9 +105,9 @@ class Runner:
             stop = min(start + self._limits.max_outputs, count)
             rows = order[start:stop]
             logits = self._program.logits(start, stop)
-            tokens[rows], logprobs = self._sampler.sample(
-                logits, prepared.sampled[rows], prepared.output_positions[rows]
-            )
+            slots = prepared.sampled[rows]
+            masks = self._matchers.masks(slots)
+            tokens[rows], logprobs = self._sampler.sample(logits, slots, prepared.output_positions[rows], masks)
             parts.append((rows, logprobs))
         return tokens, join_logprobs(parts, count)
 

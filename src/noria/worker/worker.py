@@ -17,6 +17,7 @@ from noria.models.loaders import open_checkpoint
 from noria.models.registry import Model, build_model, resolve_max_model_len
 from noria.plan import StepPlan, StepResult, WorkerInfo
 from noria.quantize.schemes import choose_cache_type
+from noria.worker.grammar import Matchers
 from noria.worker.memory import CachePlan, available_memory, cache_tokens, plan_cache
 from noria.worker.runner import Runner
 from noria.worker.slots import Slots
@@ -31,6 +32,7 @@ class Worker:
     Attributes:
         info: what was resolved.
         program: the compiled model, for whoever measures it.
+        grammars: what outputs can be bound to; the only part that other threads may use.
 
     Raises:
         ConfigError, ModelError and its kin: as `resolve`, `open_checkpoint`, `build_model` and `plan_cache` say.
@@ -67,10 +69,13 @@ class Worker:
         slots = Slots(limits.max_seqs, plan.max_model_len, layout.block_size, layout.num_blocks)
         self.program = backend.compile(model.graph, limits)
         self._backend = backend
+        self._matchers = Matchers(limits.max_seqs, config.vocab, backend.threads)
+        self.grammars = self._matchers.grammars
         self._runner = Runner(
             self.program,
             backend.new_cache(layout),
             backend.new_sampler(limits.max_seqs, config.vocab),
+            self._matchers,
             slots,
             limits,
         )
@@ -79,6 +84,10 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Carries out one step. Raises BackendError if the plan breaks its contract; the worker is then done for."""
         return self._runner.execute(plan)
+
+    def close(self) -> None:
+        """No step will follow."""
+        self._matchers.close()
 
     def rest(self) -> None:
         """The next plan will take a while: processors are free until then."""

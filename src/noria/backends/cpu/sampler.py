@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from noria import _native
-from noria.backends.base import SlotSampling
+from noria.backends.base import SlotSampling, TokenMasks
 from noria.errors import BackendError
 from noria.plan import Float32, Int32, TokenLogProbs
 
@@ -17,6 +17,7 @@ class CpuSampler:
 
     def __init__(self, pool: Any, slots: int, vocab: int) -> None:
         self._pool = pool
+        self._no_masks = TokenMasks(np.empty(0, np.int32), np.empty((0, -(-vocab // 32)), np.uint32))
         try:
             self._native = _native.Sampler(slots, vocab)
         except (ValueError, TypeError, MemoryError) as error:
@@ -57,11 +58,14 @@ class CpuSampler:
         except (ValueError, TypeError) as error:
             raise BackendError(f"sampler, slot {slot}: {error}") from error
 
-    def sample(self, logits: Float32, slots: Int32, output_positions: Int32) -> tuple[Int32, TokenLogProbs | None]:
+    def sample(
+        self, logits: Float32, slots: Int32, output_positions: Int32, masks: TokenMasks | None = None
+    ) -> tuple[Int32, TokenLogProbs | None]:
         """One token per row of logits [rows, vocab], which are overwritten. Log-probabilities, if any row asked: rows
         that did not ask hold rank 0."""
+        masks = masks or self._no_masks
         try:
-            tokens, scored = self._native.sample(self._pool, logits, slots, output_positions)
+            tokens, scored = self._native.sample(self._pool, logits, slots, output_positions, masks.rows, masks.bits)
         except (ValueError, TypeError) as error:
             raise BackendError(f"sampler: {error}") from error
         return tokens, None if scored is None else TokenLogProbs(*scored)

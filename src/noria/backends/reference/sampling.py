@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from noria.backends.base import SlotSampling
+from noria.backends.base import SlotSampling, TokenMasks
 from noria.backends.reference.philox import uniform
 from noria.errors import BackendError
 from noria.params import SamplingParams
 from noria.plan import Float32, Int32, TokenLogProbs
 
 Float64 = NDArray[np.float64]
+Allowed = NDArray[np.bool_]  # [vocab]
 
 
 @dataclass(slots=True)
@@ -46,14 +47,17 @@ class ReferenceSampler:
         """Forgets the slot."""
         self._states[slot] = None
 
-    def sample(self, logits: Float32, slots: Int32, output_positions: Int32) -> tuple[Int32, TokenLogProbs | None]:
+    def sample(
+        self, logits: Float32, slots: Int32, output_positions: Int32, masks: TokenMasks | None = None
+    ) -> tuple[Int32, TokenLogProbs | None]:
         """One token per row of logits [rows, vocab]. Log-probabilities, if any row asked: rows that did not ask hold
         rank 0 and log-probability 0."""
+        allowed = allowed_tokens(masks, self.vocab)
         tokens = np.empty(len(slots), np.int32)
         wanted = np.full(len(slots), -1, np.int32)  # alternatives that each row asked for; -1: no log-probabilities
         for row, (slot, position) in enumerate(zip(slots.tolist(), output_positions.tolist(), strict=True)):
             state = self._state(slot)
-            tokens[row] = draw(logits[row], state, position)
+            tokens[row] = draw(logits[row], state, position, allowed.get(row))
             state.output_counts[tokens[row]] += 1
             asked = state.sampling.params.logprobs
             wanted[row] = -1 if asked is None else asked
@@ -72,10 +76,18 @@ class ReferenceSampler:
         return state
 
 
-def draw(logits: Float32, state: SlotState, output_position: int) -> int:
-    """The next token of one row [vocab] under the slot's parameters."""
+def allowed_tokens(masks: TokenMasks | None, vocab: int) -> dict[int, Allowed]:
+    """Row → which tokens it may yield, of the rows that have a mask."""
+    if masks is None:
+        return {}
+    bits = np.unpackbits(masks.bits.astype("<u4").view(np.uint8), axis=1, count=vocab, bitorder="little")
+    return dict(zip(masks.rows.tolist(), bits.astype(np.bool_), strict=True))
+
+
+def draw(logits: Float32, state: SlotState, output_position: int, allowed: Allowed | None = None) -> int:
+    """The next token of one row [vocab] under the slot's parameters, among those allowed."""
     params = state.sampling.params
-    scores = adjust(logits, state, output_position)
+    scores = adjust(logits, state, output_position, allowed)
     if params.greedy:
         return int(scores.argmax())
     probabilities = distribution(scores, params)
@@ -88,10 +100,12 @@ def draw(logits: Float32, state: SlotState, output_position: int) -> int:
     return min(index, int(kept[-1]))
 
 
-def adjust(logits: Float32, state: SlotState, output_position: int) -> Float64:
-    """Logits after bias, penalties and the ban on end tokens; float64 [vocab]."""
+def adjust(logits: Float32, state: SlotState, output_position: int, allowed: Allowed | None = None) -> Float64:
+    """Logits after mask, bias, penalties and the ban on end tokens; float64 [vocab]."""
     params = state.sampling.params
     scores = logits.astype(np.float64)
+    if allowed is not None:
+        scores = np.where(allowed, scores, -np.inf)
     for token, bias in params.logit_bias.items():
         scores[token] += bias
     seen = state.in_prompt | (state.output_counts > 0)
@@ -101,7 +115,10 @@ def adjust(logits: Float32, state: SlotState, output_position: int) -> Float64:
     scores -= params.frequency_penalty * state.output_counts
     scores -= params.presence_penalty * (state.output_counts > 0)
     if output_position < params.min_tokens:
-        scores[list(state.sampling.stop_ids)] = -np.inf
+        ends = np.zeros(len(scores), np.bool_)
+        ends[list(state.sampling.stop_ids)] = True
+        if allowed is None or (allowed & ~ends).any():
+            scores[ends] = -np.inf
     return scores
 
 

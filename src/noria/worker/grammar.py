@@ -1,0 +1,295 @@
+"""Grammars: compiled once, and followed by the outputs that are bound to them.
+
+Owns everything that is said to llguidance, which is imported when the first grammar comes. A grammar is compiled
+beside the steps, never on their thread, and kept for others who ask for it. Which tokens a row may yield is worked out
+as soon as its last one is known: beside the kernels that compute what comes next. Knows nothing of tokenisers: what
+tokens stand for is told by `Vocabulary`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from noria.backends.base import TokenMasks
+from noria.errors import BackendError, GrammarError
+from noria.messages import Vocabulary
+from noria.plan import Admission, Int32, UInt32
+from noria.worker.lane import Lane
+
+_MOST_KEPT = 128  # compiled grammars
+_MOST_KEPT_CHARACTERS = 8 << 20  # of their texts
+_LONGEST_TOKEN = 1000  # bytes; llguidance has no room for longer ones
+_COMPILING_THREADS = 2
+_MOST_MASK_THREADS = 8
+_PIECE = 32  # tokens that a matcher takes at a time, holding Python's lock
+
+
+class Compiled:
+    """A grammar that rows can be bound to for as long as somebody holds this."""
+
+    __slots__ = ("__weakref__", "prototype", "text")
+
+    def __init__(self, text: str, prototype: Any) -> None:
+        self.text = text
+        self.prototype = prototype  # an LLMatcher at the beginning; copied, never advanced
+
+
+class Grammars:
+    """Compiled grammars. All methods may be called from any thread.
+
+    Args:
+        vocab: of the model's head; its tokenizer may have more or fewer tokens.
+    """
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._lane = Lane("noria-grammar-compile", _COMPILING_THREADS)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, Future[Compiled]] = OrderedDict()  # the one asked for last comes last
+        self._alive: weakref.WeakValueDictionary[str, Compiled] = weakref.WeakValueDictionary()
+        self._tokenizer: Future[Any] = Future()
+        self._told = False
+
+    def load(self, vocabulary: Vocabulary) -> None:
+        """Takes in what tokens stand for; later calls change nothing. Returns at once."""
+        with self._lock:
+            if self._told:
+                return
+            self._told = True
+        # Not in the lane, where those may wait who need it.
+        threading.Thread(target=self._prepare, args=(vocabulary,), name="noria-vocabulary", daemon=True).start()
+
+    def compile(self, text: str) -> Future[Compiled]:
+        """Compiles a grammar (llguidance's serialised form), once the vocabulary is there; returns at once.
+
+        The future has what must be held until the request that needs it has ended, or a GrammarError.
+        """
+        with self._lock:
+            future = self._kept.get(text)
+            if future is None or (future.done() and future.exception() is not None):
+                future = self._kept[text] = self._lane.run(lambda: self._compile(text))
+            self._kept.move_to_end(text)
+            while len(self._kept) > _MOST_KEPT or sum(map(len, self._kept)) > _MOST_KEPT_CHARACTERS:
+                if len(self._kept) == 1:
+                    break
+                self._kept.popitem(last=False)
+            return future
+
+    def find(self, text: str) -> Compiled:
+        """A grammar that was compiled and is held. Raises BackendError if there is none."""
+        compiled = self._alive.get(text)
+        if compiled is None:
+            raise BackendError("a row is bound to a grammar that was not compiled")
+        return compiled
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._lane.close()
+
+    def _prepare(self, vocabulary: Vocabulary) -> None:
+        try:
+            self._tokenizer.set_result(make_tokenizer(vocabulary, self._vocab))
+        except BaseException as error:  # a panic is no Exception
+            self._tokenizer.set_exception(GrammarError(f"this model's tokens do not go with grammars: {error}"))
+
+    def _compile(self, text: str) -> Compiled:
+        tokenizer = self._tokenizer.result()
+        import llguidance
+
+        # What a grammar may cost, so that a hostile one ends its own requests and nothing else.
+        limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=1_000_000,  # of compiling: some 20 ms
+            max_grammar_size=500_000,  # symbols
+            step_lexer_fuel=200_000,  # of one mask: some 15 ms
+            step_max_items=50_000,  # of one mask: some 3 ms
+            max_items_in_row=2_000,
+            max_lexer_states=20_000,  # of one request: 40 MB at most
+            verbose_errors=False,  # they would hold the whole grammar
+        )
+        prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        if not prototype.is_error():
+            prototype.compute_bitmask()  # so that no row's first mask is the one that takes longest
+        if prototype.is_error():
+            raise GrammarError(f"the grammar cannot be used: {_first_line(prototype.get_error())}")
+        compiled = Compiled(text, prototype)
+        self._alive[text] = compiled
+        return compiled
+
+
+class _Tokens:
+    """What llguidance wants to know of a tokenizer. Text that a grammar forces is cut into the longest tokens."""
+
+    def __init__(self, tokens: list[bytes], end_id: int, special_ids: list[int]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end_id
+        self.bos_token_id = None
+        self.special_token_ids = special_ids
+        self.made: Any = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("texts only")  # asks llguidance for str
+        ids: list[int] = self.made.greedy_tokenize(text)
+        return ids
+
+
+def make_tokenizer(vocabulary: Vocabulary, vocab: int) -> Any:
+    """llguidance's LLTokenizer for a head of `vocab` tokens. Ids beyond the vocabulary are never allowed.
+
+    Raises:
+        GrammarError: the model has no end token, so that no output could end.
+    """
+    import llguidance
+
+    lengths = np.frombuffer(vocabulary.lengths, "<i4")
+    stops = np.cumsum(lengths).tolist()
+    tokens = [vocabulary.tokens[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)]
+    tokens = [token if len(token) <= _LONGEST_TOKEN else b"" for token in tokens[:vocab]]
+    tokens += [b""] * (vocab - len(tokens))
+    end_ids = [token for token in vocabulary.end_ids if 0 <= token < vocab]
+    if not end_ids:
+        raise GrammarError("the model has no end token")
+    special_ids = sorted({token for token in (*vocabulary.special_ids, *end_ids) if 0 <= token < vocab})
+    source = _Tokens(tokens, end_ids[0], special_ids)
+    source.made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(source), eos_token=end_ids)
+    return source.made
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What background work on slots has led to: slot → why it cannot go on, and the matcher of one that has begun."""
+
+    failures: dict[int, str]
+    matcher: Any = None
+
+
+class Matchers:
+    """Where each slot's output stands in its grammar, and which tokens may come next.
+
+    All methods are called from the worker's thread; `grammars` may be used from any.
+
+    Args:
+        slots, vocab: of the worker.
+        threads: of the kernels.
+    """
+
+    def __init__(self, slots: int, vocab: int, threads: int) -> None:
+        self.grammars = Grammars(vocab)
+        self._bound = np.zeros(slots, np.bool_)  # [slots] whether the slot's rows have a mask
+        # Written by the background threads, and only read when they have finished with the slot.
+        self._bits: UInt32 = np.zeros((slots, -(-vocab // 32)), np.uint32)
+        self._threads = max(1, min(threads, _MOST_MASK_THREADS))
+        self._executor: Any = None
+        self._matchers: dict[int, Any] = {}
+        self._failures: dict[int, str] = {}  # slot → why it cannot go on
+        self._pending: dict[int, Future[_Outcome]] = {}
+        # Rows that begin must not hold up the others: an output that comes back from a preemption may be long.
+        self._beginning = Lane("noria-grammar-begin")
+        self._advancing = Lane("noria-grammar-masks")
+
+    def admit(self, admission: Admission) -> None:
+        """Binds a slot to the grammar of its request, if it has one, and takes in its output so far."""
+        slot, text = admission.slot, admission.params.grammar
+        if text is None:
+            return
+        compiled = self.grammars.find(text)
+        output = admission.token_ids[admission.prompt_length :].tolist()
+        before = self._pending.get(slot)
+        self._bound[slot] = True
+        self._pending[slot] = self._beginning.run(lambda: self._begin(slot, compiled, output, before))
+
+    def release(self, slot: int) -> None:
+        """Forgets a slot's grammar. What is under way for it may still write to its mask."""
+        self._bound[slot] = False
+        self._matchers.pop(slot, None)
+        self._failures.pop(slot, None)
+
+    def wait(self, slots: Int32) -> dict[int, str]:
+        """Returns when the masks of these rows are there. Index of a row → why it cannot go on."""
+        for slot in slots[self._bound[slots]].tolist():
+            pending = self._pending.pop(slot, None)
+            if pending is None:
+                continue
+            outcome = pending.result()
+            if outcome.matcher is not None:
+                self._matchers[slot] = outcome.matcher
+            if slot in outcome.failures:
+                self._bound[slot] = False
+                self._failures[slot] = outcome.failures[slot]
+        if not self._failures:
+            return {}
+        return {row: self._failures[slot] for row, slot in enumerate(slots.tolist()) if slot in self._failures}
+
+    def masks(self, slots: Int32) -> TokenMasks | None:
+        """Of rows that were waited for; None if no row has one."""
+        rows = np.flatnonzero(self._bound[slots])
+        return TokenMasks(rows.astype(np.int32), self._bits[slots[rows]]) if len(rows) else None
+
+    def advance(self, slots: Int32, tokens: Int32) -> None:
+        """Takes in the token sampled for each row, and begins to work out the next masks."""
+        rows = np.flatnonzero(self._bound[slots])
+        if not len(rows):
+            return
+        bound, sampled = slots[rows].tolist(), tokens[rows].tolist()
+        matchers = [self._matchers[slot] for slot in bound]
+        pending = self._advancing.run(lambda: self._advance(bound, matchers, sampled))
+        for slot in bound:
+            self._pending[slot] = pending
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.grammars.close()
+        self._beginning.close()
+        self._advancing.close()
+
+    # ------------------------------------------------------------------------------------------ in the background
+
+    def _begin(self, slot: int, compiled: Compiled, output: list[int], before: Future[_Outcome] | None) -> _Outcome:
+        if before is not None:
+            before.exception()  # of who had the slot: until then its mask may be written to
+        try:
+            if self._executor is None:
+                import llguidance
+
+                self._executor = llguidance.LLExecutor(self._threads)
+            matcher = compiled.prototype.deep_copy()
+            for at in range(0, len(output), _PIECE):
+                if not matcher.consume_tokens(output[at : at + _PIECE]):
+                    break
+            return _Outcome(self._fill([slot], [matcher]), matcher)
+        except BaseException as error:  # a panic is no Exception
+            return _Outcome({slot: _excuse(str(error))})
+
+    def _advance(self, slots: list[int], matchers: list[Any], tokens: list[int]) -> _Outcome:
+        try:
+            self._executor.consume_token_par(list(zip(matchers, tokens, strict=True)))
+            return _Outcome(self._fill(slots, matchers))
+        except BaseException as error:
+            return _Outcome(dict.fromkeys(slots, _excuse(str(error))))
+
+    def _fill(self, slots: list[int], matchers: list[Any]) -> dict[int, str]:
+        """Works out masks, in parallel and without Python's lock. Slot → why it has none."""
+        bits = self._bits
+        pairs = list(zip(matchers, slots, strict=True))
+        self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits))
+        some: list[bool] = np.any(bits[slots], axis=1).tolist()
+        failures = {slot: _excuse(m.get_error()) for m, slot in pairs if m.is_error()}
+        for slot, any_token in zip(slots, some, strict=True):
+            if not any_token:
+                failures.setdefault(slot, _excuse("no token is possible"))
+        return failures
+
+
+def _excuse(error: str) -> str:
+    return f"the output cannot follow the grammar any further: {_first_line(error)}"
+
+
+def _first_line(error: str) -> str:
+    return error.strip().partition("\n")[0]
