@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from llguidance import LLMatcher
 
 import noria
 from helpers.tiny_models import write_checkpoint
@@ -64,6 +66,19 @@ def test_choices_and_parameters_per_prompt(llm: LLM) -> None:
     assert len(other.outputs) == 1
     (again,) = llm.generate("water", sampled, progress=False)
     assert again.outputs == one.outputs
+
+
+def test_outputs_bound_to_grammars(llm: LLM) -> None:
+    words = SamplingParams(temperature=1, seed=5, n=2, max_tokens=40, grammar=LLMatcher.grammar_from_regex("[ab]{5,9}"))
+    free = SamplingParams(temperature=1, seed=5, max_tokens=12)
+    bound, other = llm.generate(["water", "wheel"], [words, free], progress=False)
+    for choice in bound.outputs:
+        assert choice.finish_reason == "stop"
+        assert re.fullmatch("[ab]{5,9}", choice.text)
+    assert bound.outputs[0].text != bound.outputs[1].text
+    assert llm.generate("wheel", free, progress=False)[0].outputs == other.outputs
+    with pytest.raises(EngineError, match="grammar"):
+        llm.generate("water", SamplingParams(max_tokens=4, grammar="%bad"), progress=False)
 
 
 def test_defaults_are_sixteen_tokens(llm: LLM) -> None:
