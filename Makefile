@@ -27,7 +27,7 @@ check: $(VENV)/.dev
 
 # The clients that people bring, in an environment of their own, against `noria serve` with the demo model.
 test-clients: .venv-clients/.ready
-	@NORIA_PYTHON=$(BIN)/python .venv-clients/bin/python -m pytest tests/clients $(PYTEST_ARGS)
+	@NORIA_PYTHON=$(BIN)/python .venv-clients/bin/python -m pytest tests/clients --disable-warnings $(PYTEST_ARGS)
 
 # Live against transformers and PyTorch, in an environment of its own; rewrites the stored outputs that `make test` checks.
 parity: .venv-parity/.ready

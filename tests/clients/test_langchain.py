@@ -1,0 +1,60 @@
+"""LangChain's `ChatOpenAI`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI, OpenAI
+from served import KEY, MODEL, Served
+
+
+@pytest.fixture(scope="module")
+def at(server: Served) -> dict[str, Any]:
+    return {"model": MODEL, "base_url": server.base_url, "api_key": KEY, "temperature": 0, "max_retries": 0}
+
+
+@pytest.fixture(scope="module")
+def model(at: dict[str, Any]) -> ChatOpenAI:
+    return ChatOpenAI(max_tokens=20, **at)
+
+
+MESSAGES = [SystemMessage("Answer in one sentence."), HumanMessage("What is a water wheel?")]
+
+
+def test_invoke_and_stream(model: ChatOpenAI) -> None:
+    whole = model.invoke(MESSAGES)
+    assert isinstance(whole, AIMessage)
+    assert whole.content
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] > 0
+    assert whole.response_metadata["finish_reason"] in ("stop", "length")
+    streamed = AIMessageChunk("")
+    for chunk in model.stream(MESSAGES):
+        streamed = streamed + chunk
+    assert streamed.content == whole.content
+    assert streamed.response_metadata["finish_reason"] == whole.response_metadata["finish_reason"]
+
+
+def test_chains_and_batches(model: ChatOpenAI) -> None:
+    chain = ChatPromptTemplate.from_messages([("human", "Name {count} things that turn.")]) | model
+    asked = [{"count": str(count)} for count in range(1, 7)]
+    together = [made.content for made in chain.batch(asked)]
+    assert together[3] == chain.invoke(asked[3]).content
+    assert asyncio.run(_later(chain, asked[2])) == together[2]
+
+
+async def _later(chain: Any, asked: dict[str, str]) -> str:
+    return str((await chain.ainvoke(asked)).content)
+
+
+def test_log_probabilities(at: dict[str, Any]) -> None:
+    made = ChatOpenAI(max_tokens=3, logprobs=True, top_logprobs=2, **at).invoke("Water")
+    assert [len(token["top_logprobs"]) for token in made.response_metadata["logprobs"]["content"]] == [2, 2, 2]
+
+
+def test_completions(at: dict[str, Any]) -> None:
+    assert "Paris" in OpenAI(max_tokens=5, **at).invoke("The capital of France is")
