@@ -227,13 +227,17 @@ ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3", "mistral"]
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP side. Sizes in bytes, times in seconds; `api_keys` empty: open to all. Parsers: `auto` goes by the chat
-    template."""
+    """The HTTP side. Sizes in bytes, times in seconds; no key at all: open to all. Parsers: `auto` goes by the chat
+    template.
+
+    `api_keys`: as clients send them, or `sha256:` and the digest.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
     max_body_bytes: int = 8 * 1024 * 1024
     chat_template: str | None = None
     tool_call_parser: CallParser = "auto"

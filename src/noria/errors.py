@@ -17,6 +17,7 @@ NoriaError
     ├── NotFoundError            404
     ├── TooLargeError            413
     ├── QueueFullError           429, with seconds to wait
+    ├── RateLimitError           429, with seconds to wait
     └── UnavailableError         503, with seconds to wait
 """
 
@@ -122,6 +123,13 @@ class TooLargeError(RequestError):
 
 class QueueFullError(RequestError):
     """429: the queue of waiting requests is full."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class RateLimitError(RequestError):
+    """429: an API key has used up what it may use in a minute."""
 
     status = 429
     type = "rate_limit_error"

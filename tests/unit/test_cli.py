@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_a_file_holds_flags_and_flags_win(tmp_path: Path) -> None:
     path.write_text("model: from-file\nmax-num-seqs: 4\nblock_size: 32\napi-key: secret\nport: 9000\n")
     name, engine, server = serve_options(path, {"max_num_seqs": 8})
     assert (name, engine.scheduler.max_num_seqs, engine.cache.block_size) == ("from-file", 8, 32)
-    assert (server.api_keys, server.port) == (("secret",), 9000)
+    assert (server.api_keys, server.port) == (("sha256:" + sha256(b"secret").hexdigest(),), 9000)
     assert serve_options(path, {"model": "given"})[0] == "given"
 
 

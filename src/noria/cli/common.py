@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from noria.config import ENGINE_SETTINGS, EngineOptions, ServerOptions, nearest, setting
 from noria.errors import ConfigError
+from noria.server.keys import hashed, make_keys
 
 # Settings of the HTTP side by the name of their flag, and the field of ServerOptions.
 SERVER_SETTINGS: dict[str, str] = {
@@ -15,6 +18,7 @@ SERVER_SETTINGS: dict[str, str] = {
     "port": "port",
     "served_model_name": "served_model_name",
     "api_key": "api_keys",
+    "api_key_file": "api_key_file",
     "max_body_bytes": "max_body_bytes",
     "chat_template": "chat_template",
     "tool_call_parser": "tool_call_parser",
@@ -65,8 +69,8 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     options = ServerOptions(**values)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"must be in 0…65535, got {options.port}", "--port")
-    if any(not key for key in options.api_keys):
-        raise ConfigError("an empty key would let everybody in; leave the flag out for that", "--api-key")
+    make_keys(options.api_keys, options.api_key_file)
+    options = msgspec.structs.replace(options, api_keys=tuple(map(hashed, options.api_keys)))
     if options.max_body_bytes < 1024:
         raise ConfigError(f"must be at least 1024, got {options.max_body_bytes}", "--max-body-bytes")
     if not options.drain_timeout >= 0:
@@ -78,8 +82,6 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
 
 def engine_options(**parts: dict[str, Any]) -> EngineOptions:
     """EngineOptions from the fields of its parts. Raises ConfigError for a value that is none of those allowed."""
-    import msgspec
-
     try:
         return msgspec.convert(parts, EngineOptions)
     except msgspec.ValidationError as error:

@@ -36,6 +36,7 @@ SERVER_FLAGS = (
     Flag("port", int, SERVER, "Port to listen on; 0 picks a free one (default 8000)."),
     Flag("served_model_name", str, SERVER, "Name that clients use for the model (default: MODEL as given)."),
     Flag("api_key", list[str], SERVER, "Key that clients must send; once per key (default: open to all)."),
+    Flag("api_key_file", str, SERVER, "YAML or JSON list of keys: name, key or sha256:…, limits and share of each."),
     Flag("max_body_bytes", int, SERVER, "Largest request accepted, in bytes (default 8388608)."),
     Flag("chat_template", str, SERVER, "Jinja chat template, or a file with one, instead of the model's own."),
     Flag("tool_call_parser", str, SERVER, "hermes, llama3_json, mistral or json (default: as the template tells)."),

@@ -12,6 +12,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -32,6 +33,23 @@ from noria.params import SamplingParams
 log = get_logger(__name__)
 WATCH_SECONDS = 1.0  # between two looks at whether the engine makes progress
 _SHOWN = 20  # requests, when the state of an engine that does not is logged
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whom a request is for.
+
+    Attributes:
+        name, share: those of one name get `share` of the engine together, under the fair policy.
+        spend: is told of tokens as they are generated.
+    """
+
+    name: str = ""
+    share: float = 1.0
+    spend: Callable[[int], None] | None = None
+
+
+ANYBODY = Tenant()
 
 
 class Seats:
@@ -157,8 +175,7 @@ class EngineClient:
         salt: str = "",
         priority: int = 0,
         arrived: float | None = None,
-        tenant: str = "",
-        share: float = 1.0,
+        tenant: Tenant = ANYBODY,
         marks: bool = False,
     ) -> RequestStream:
         """Sends prompts to the engine, each to be continued `n` times.
@@ -170,7 +187,7 @@ class EngineClient:
             salt: prefix blocks are shared only between requests of one salt.
             priority: smaller runs first under the priority policy.
             arrived: when the user's request came in (`time.monotonic()`), from which latencies count; None: now.
-            tenant, share: whom the fair policy serves, and that one's weight.
+            tenant: whom it is for.
             marks: the text keeps control tokens that tell the parts of an answer from each other.
         """
         n = params[0].n
@@ -178,7 +195,7 @@ class EngineClient:
         self._check_engine()
         if not self.requests:
             self._engine.works_from_now()
-        stream = RequestStream(len(prompts) * n, sum(map(len, prompts)), self._abort)
+        stream = RequestStream(len(prompts) * n, sum(map(len, prompts)), self._abort, tenant.spend)
         for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
             assert wanted.max_tokens is not None, "max_tokens is resolved before"
             seed = secrets.randbits(64) if wanted.seed is None else wanted.seed
@@ -190,8 +207,8 @@ class EngineClient:
                 priority=priority,
                 salt=salt,
                 arrival=time.time(),
-                tenant=tenant,
-                share=share,
+                tenant=tenant.name,
+                share=tenant.share,
             )
             self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived, marks)
         seats.count -= stream.choices

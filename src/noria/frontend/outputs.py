@@ -96,8 +96,7 @@ class OutputRouter:
     ) -> None:
         self._clock(live, len(tokens), now)
         if end is None and logprobs is None and live.prompt_logprobs is None and not live.detokenizer.stops:
-            live.received += tokens
-            self._accepted += len(tokens)
+            self._accept(live, tokens)
             live.stream.put(Increment(live.choice, tokens, live.detokenizer.text(tokens)))
             return
         silent = 1 if end is not None and end.stop_id is not None and tokens else 0  # an end token has no text
@@ -111,8 +110,7 @@ class OutputRouter:
             del tokens[used:]
             if logprobs is not None:
                 logprobs.cut(used)
-        live.received += tokens
-        self._accepted += len(tokens)
+        self._accept(live, tokens)
         increment = Increment(live.choice, tokens, text, logprobs)
         if live.prompt_logprobs is not None and (tokens or end is not None):
             increment.prompt_logprobs, live.prompt_logprobs = live.prompt_logprobs, None
@@ -123,6 +121,13 @@ class OutputRouter:
             self._end(live, increment, now)
         else:
             live.stream.put(increment)
+
+    def _accept(self, live: LiveRequest, tokens: list[int]) -> None:
+        """They are part of the answer."""
+        live.received += tokens
+        self._accepted += len(tokens)
+        if live.stream.spend is not None:
+            live.stream.spend(len(tokens))
 
     def _clock(self, live: LiveRequest, count: int, now: float) -> None:
         if not count:

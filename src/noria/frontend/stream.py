@@ -140,10 +140,17 @@ class RequestStream:
     StreamClosedError; leaving `with` closes.
     """
 
-    def __init__(self, choices: int, prompt_tokens: int, on_close: Callable[[RequestStream], None]) -> None:
+    def __init__(
+        self,
+        choices: int,
+        prompt_tokens: int,
+        on_close: Callable[[RequestStream], None],
+        spend: Callable[[int], None] | None = None,
+    ) -> None:
         self.choices = choices
         self.prompt_tokens = prompt_tokens  # each prompt counted once
         self.cached_tokens = 0
+        self.spend = spend  # is told of tokens as they come
         self.live: dict[int, LiveRequest] = {}  # engine request id → request; shrinks as they finish
         self._news: dict[int, Increment] = {}
         self._waiter: asyncio.Future[None] | None = None

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from noria.errors import NotFoundError, RequestError
 from noria.observe.logging import get_logger
 from noria.server import pages
+from noria.server.access import ApiKeys
 from noria.server.chat import create_chat_completion
 from noria.server.completions import create_completion
 from noria.server.errors import describe, error_response
-from noria.server.http import ApiKeys
 from noria.server.state import ClientGoneError, ServerState
 
 log = get_logger(__name__)
@@ -44,7 +44,7 @@ def create_app(state: ServerState) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(ApiKeys, keys=state.options.api_keys)],
+        middleware=[Middleware(ApiKeys, access=state.access)],
         exception_handlers={HTTPException: _http_error},
     )
     app.state.noria = state

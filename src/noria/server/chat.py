@@ -27,7 +27,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, `n` times."""
     arrived = time.monotonic()
     state: ServerState = request.app.state.noria
-    state.check_capacity()
+    state.check_capacity(request)
     wanted = await state.read(request, _decoder)
     state.check_model(wanted.model)
     wanted.check()

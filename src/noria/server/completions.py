@@ -28,7 +28,7 @@ async def create_completion(request: Request) -> Response:
     """Continues one or more prompts, `n` times each."""
     arrived = time.monotonic()
     state: ServerState = request.app.state.noria
-    state.check_capacity()
+    state.check_capacity(request)
     wanted = await state.read(request, _decoder)
     state.check_model(wanted.model)
     wanted.check()

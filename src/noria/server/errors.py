@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from noria.errors import EngineError, InvalidRequestError, NotFoundError, RequestError
+from noria.errors import EngineError, InvalidRequestError, NotFoundError, RateLimitError, RequestError
 from noria.server.fields import allowed, shorten, type_at, value_at
 
 _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -49,6 +49,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         code = _CODES.get(error.status)
         if isinstance(error, NotFoundError) and error.param == "model":
             code = "model_not_found"
+        elif isinstance(error, RateLimitError):
+            code = "rate_limit_exceeded"
         return error.status, ErrorReply(ErrorBody(error.message, error.type, error.param, code))
     message = str(error) if isinstance(error, EngineError) else "internal error; the server's log has the details"
     return 500, ErrorReply(ErrorBody(message, "internal_server_error", None, "internal_error"))
@@ -60,7 +62,9 @@ def error_response(error: Exception) -> Response:
     headers: dict[str, str] = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:
-        headers["retry-after"] = str(math.ceil(retry_after))
+        # The first is the standard's, in whole seconds; the second is exact, and OpenAI's clients prefer it.
+        headers["retry-after"] = str(max(1, math.ceil(retry_after)))
+        headers["retry-after-ms"] = str(math.ceil(retry_after * 1000))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(msgspec.json.encode(body), status, headers, "application/json")

@@ -6,19 +6,17 @@ Knows nothing of what is in them.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Callable, Coroutine
-from hashlib import sha256
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from noria.errors import AuthenticationError, QueueFullError, TooLargeError
+from noria.errors import QueueFullError, TooLargeError
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
-from noria.server.errors import error_response, from_decoding
+from noria.server.errors import from_decoding
 from noria.server.fields import known_fields
 
 T = TypeVar("T")
@@ -195,44 +193,8 @@ class EventStream(Response):
             return self._events.failure(error)
 
 
-class ApiKeys:
-    """ASGI middleware: lets in who has a key. Sets `state["salt"]`, which keeps prefixes of different keys apart.
-
-    Keys are compared by digest, in constant time, all of them. `/health` is open.
-    """
-
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
-        self._app = app
-        self._digests = tuple(sha256(key.encode()).digest() for key in keys)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        salt = ""
-        if self._digests and scope["path"] != "/health":
-            digest = sha256(_bearer(scope)).digest()
-            matches = [hmac.compare_digest(digest, known) for known in self._digests]
-            if not any(matches):
-                refusal = AuthenticationError("a valid API key is required: Authorization: Bearer KEY")
-                await error_response(refusal)(scope, receive, send)
-                return
-            salt = digest.hex()[:32]
-        scope.setdefault("state", {})["salt"] = salt
-        await self._app(scope, receive, send)
-
-
-def _bearer(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            kind, _, key = bytes(value).partition(b" ")
-            return key.strip() if kind.lower() == b"bearer" else b""
-    return b""
-
-
 __all__ = [
     "DONE",
-    "ApiKeys",
     "Bodies",
     "ClientDisconnect",
     "EventStream",

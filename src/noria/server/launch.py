@@ -229,6 +229,8 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE,
     )
+    if state.options.api_key_file is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, state.access.reload)
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     await Server(config).serve(sockets=[listener])

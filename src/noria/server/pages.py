@@ -113,4 +113,4 @@ async def version(request: Request) -> Response:
 async def openapi(request: Request) -> Response:
     """`GET /openapi.json`: what this server takes and answers."""
     state: ServerState = request.app.state.noria
-    return json_response(document(state.name, keys=bool(state.options.api_keys)))
+    return json_response(document(state.name, keys=not state.access.open))

@@ -22,6 +22,7 @@ from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
 from noria.params import SamplingParams
+from noria.server.access import Access, Caller, KeyCollector, caller_of
 from noria.server.fields import known_fields
 from noria.server.http import Bodies, Watch, decode, other_fields
 from noria.server.others import check_others
@@ -63,9 +64,12 @@ class ServerState:
     draining: bool = False
     grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
+    access: Access = field(init=False)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.options.max_body_bytes)
+        self.access = Access(self.options)
+        self.metrics.registry.register(KeyCollector(self.access, self.name))
 
     async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         """The body of a request, within its limit and of the right types. Fields that are not known are counted, or
@@ -87,10 +91,12 @@ class ServerState:
         if model is not None and model != self.name and model not in self.aliases:
             raise NotFoundError(f"the model {model!r} is not served here; this server has {self.name!r}", "model")
 
-    def check_capacity(self) -> None:
-        """Refuses before the body is read: 503 without an engine or while draining, 429 when the queue is full."""
+    def check_capacity(self, request: Request) -> None:
+        """Refuses before the body is read: 503 without an engine or while draining, 429 when the queue is full or the
+        key's limit is reached."""
         self.check_draining()
         self.client.reserve(1).release()
+        caller_of(request).admit()
 
     def check_draining(self) -> None:
         """503 while the server finishes what it has."""
@@ -121,7 +127,7 @@ async def submit(
         ClientGoneError: the client left meanwhile.
     """
     state.check_draining()  # it may have begun while the body was read
-    limit = state.client.max_unfinished
+    limit, caller = state.client.max_unfinished, caller_of(request)
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
@@ -131,13 +137,15 @@ async def submit(
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         if watch.gone:
             raise ClientGoneError
+        caller.take_prompt(sum(map(len, prompts)))
         return state.client.submit(
             prompts,
             params,
             seats=seats,
-            salt=_salt(request, wanted),
+            salt=_salt(caller, wanted),
             priority=wanted.priority or 0,
             arrived=arrived,
+            tenant=caller.tenant,
             marks=marks,
         )
 
@@ -161,10 +169,9 @@ async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
         watch.callback = None
 
 
-def _salt(request: Request, wanted: GenerationRequest) -> str:
+def _salt(caller: Caller, wanted: GenerationRequest) -> str:
     """Keeps prefix blocks of different keys apart, and within a key those of different `cache_salt`s."""
-    key: str = request.scope.get("state", {}).get("salt", "")
-    return key if wanted.cache_salt is None else f"{key}:{wanted.cache_salt}"
+    return caller.salt if wanted.cache_salt is None else f"{caller.salt}:{wanted.cache_salt}"
 
 
 async def whole(request: Request, stream: RequestStream) -> list[Increment]:
