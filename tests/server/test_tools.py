@@ -10,9 +10,12 @@ import httpx
 import openai
 import pytest
 from fakes import BOS, ReciterCore, Running, serving
+from llguidance import LLMatcher
 from test_completions import chunks
 
+from noria.frontend.grammar import BYTES, make_tokenizer
 from noria.server.tools.dialect import Dialect
+from noria.server.tools.forcing import Style
 from noria.server.tools.formats import FORMATS
 from noria.server.tools.thinking import THINK
 
@@ -39,7 +42,7 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
     """A server of a model whose template knows no tools, and which reasons if it likes."""
-    dialect = Dialect(FORMATS["json"], THINK)
+    dialect = Dialect(Style(FORMATS["json"], THINK))
     scripts = {f"user: {say}\n": answer for say, answer in SCRIPTS.items()}
     with serving(ReciterCore(scripts=scripts, context=4000), dialect=dialect) as server:
         yield server
@@ -266,6 +269,61 @@ def test_reasoning_that_the_prompt_opens(http: httpx.Client) -> None:
     made = ask(http, "", messages=talk, tools=[], continue_final_message=True, max_tokens=7)
     assert made["choices"][0]["message"]["content"] is None
     assert made["choices"][0]["message"]["reasoning"] == "Water t"
+
+
+@pytest.mark.parametrize(
+    ("more", "begins"),
+    [
+        ({"tool_choice": "required"}, '{"name": "'),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, '{"name": "weather"'),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}}},
+            '{"name": "clock", "parameters": {}',
+        ),
+    ],
+)
+def test_a_call_that_is_forced(http: httpx.Client, running: Running, more: dict[str, Any], begins: str) -> None:
+    ask(http, "one call", **more)
+    assert allows(running, begins)
+    assert not allows(running, "Well")
+    assert not allows(running, '{"name": "cloud')
+
+
+def test_calls_are_bound_where_schemas_are_strict(http: httpx.Client, running: Running) -> None:
+    ask(http, "words")
+    assert running.core.submitted[-1].params.grammar is None
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    ask(http, "words", tools=[strict])
+    assert allows(running, "Well")
+    assert allows(running, '{"name": "weather", "parameters": {"city"')
+    assert not allows(running, '{"name": "weather", "parameters": {"town"')
+
+
+def test_a_form_binds_the_answer_but_not_the_reasoning(http: httpx.Client, running: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "required": ["a"]}}}
+    ask(http, "words", response_format=form)
+    for begins in ('{"a": 1}', "<think>Well.</think>\n\n{"):
+        assert allows(running, begins)
+    assert not allows(running, "Well")
+    ask(http, "words", response_format=form, tools=[])
+    assert allows(running, '<think>Well.</think>{"a"')
+
+
+def allows(running: Running, text: str) -> bool:
+    """Whether the latest request's grammar allows an answer to begin with a text."""
+    serialised = running.core.submitted[-1].params.grammar
+    assert serialised is not None
+    matcher = LLMatcher(make_tokenizer(BYTES), serialised, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.validate_tokens(list(text.encode())) == len(text.encode()))
+
+
+def test_a_schema_that_cannot_be_served_is_named(http: httpx.Client) -> None:
+    bad = {"type": "function", "function": {"name": "bad", "strict": True, "parameters": {"properties": {"a": 3}}}}
+    error = refused(http, tools=[CLOCK, bad], tool_choice="required")
+    assert error["param"] == "tools"
+    assert "the parameters of bad" in error["message"]
+    assert refused(http, tool_choice="required", ignore_eos=True)["param"] == "ignore_eos"
 
 
 def test_openai_client(client: openai.OpenAI) -> None:

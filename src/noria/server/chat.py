@@ -17,7 +17,8 @@ from noria.server.chat_reply import ChatReply
 from noria.server.http import EventStream, json_response
 from noria.server.protocol import ChatRequest, plain_messages, sampling_params
 from noria.server.state import ServerState, submit, whole
-from noria.server.structured import form_of
+from noria.server.structured import check_beside, form_of
+from noria.server.tools.binding import grammar_of
 from noria.server.tools.request import tool_use
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -32,9 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
     state.check_model(wanted.model)
     wanted.check()
     talk = _Conversation(state, wanted)
-    stream = await submit(
-        state, request, wanted, talk.params.n, talk.prepare, arrived, form_of(wanted), marks=talk.in_parts
-    )
+    stream = await submit(state, request, wanted, talk.params.n, talk.prepare, arrived, marks=talk.in_parts)
     reply = talk.reply(stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
@@ -52,9 +51,12 @@ class _Conversation:
         self._state = state
         self._wanted = wanted
         self._use = tool_use(wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls)
+        self._form = form_of(wanted)
+        if self._use is not None and self._use.binds:
+            check_beside(wanted, "tool_choice")
         self.params = state.inputs.chat_params(_params(state, wanted))
         self._messages = plain_messages(wanted.messages)
-        self.in_parts = self._use is not None or state.dialect.thinking is not None
+        self.in_parts = self._use is not None or state.dialect.thinks
         self._prompt: list[int] = []
         self._opened = False
 
@@ -68,7 +70,9 @@ class _Conversation:
         self._prompt = await inputs.chat(messages, tools, opens, wanted.chat_template_kwargs, continued, keep)
         goes_on: Any = self._messages[-1]["content"] if continued else None
         self._opened = self._state.dialect.opened(self._prompt, inputs.tokenizer, goes_on)
-        return [self._prompt], [inputs.resolve(self.params, len(self._prompt), "messages")]
+        params = inputs.resolve(self.params, len(self._prompt), "messages")
+        grammar = await grammar_of(self._state.grammars, self._use, self._form, self._state.dialect.style, self._opened)
+        return [self._prompt], [msgspec.structs.replace(params, grammar=grammar)]
 
     def reply(self, stream: RequestStream, arrived: float) -> ChatReply:
         """What writes the answer."""

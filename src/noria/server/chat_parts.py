@@ -69,7 +69,7 @@ class PartsReply(ChatReply):
             return Delta(reasoning_content=part.text, reasoning=part.text)
         if part.kind == "arguments":
             return Delta(tool_calls=[ToolCallDelta(part.call, FunctionDelta(part.text))])
-        call_id = new_call_id(self._state.dialect.form)
+        call_id = new_call_id(self._state.dialect.style.form)
         return Delta(tool_calls=[ToolCallDelta(part.call, FunctionDelta("", part.text), call_id, "function")])
 
     def _message(self, increment: Increment) -> AssistantMessage:
@@ -81,7 +81,7 @@ class PartsReply(ChatReply):
                 message.reasoning_content = message.reasoning = (message.reasoning or "") + part.text
             elif part.kind == "call":
                 calls = [] if message.tool_calls is UNSET else message.tool_calls
-                calls.append(ToolCall(new_call_id(self._state.dialect.form), CalledFunction(part.text, "")))
+                calls.append(ToolCall(new_call_id(self._state.dialect.style.form), CalledFunction(part.text, "")))
                 message.tool_calls = calls
             elif message.tool_calls is not UNSET:
                 message.tool_calls[part.call].function.arguments += part.text
@@ -92,7 +92,7 @@ class PartsReply(ChatReply):
         return "tool_calls" if reason == "stop" and self._readers[increment.choice].called else reason
 
     def _reasoning_tokens(self) -> int | None:
-        if self._state.dialect.thinking is None:
+        if not self._state.dialect.thinks:
             return None
         return sum(reader.reasoning_tokens for reader in self._readers)
 

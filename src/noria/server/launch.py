@@ -158,7 +158,7 @@ async def _assemble(
     tokenizer, template, advised = loaded
     name = server.served_model_name or model
     dialect = Dialect.of(template, tokenizer, server.tool_call_parser, server.reasoning_parser)
-    metrics, pieces = Metrics(name), Pieces(tokenizer, dialect.control.values())
+    metrics, pieces = Metrics(name), Pieces(tokenizer, dialect.style.control.values())
     limit = engine.scheduler.max_num_seqs + engine.scheduler.max_queued_requests
 
     def another() -> EngineTransport:

@@ -9,10 +9,11 @@ from typing import Any
 from noria.frontend.inputs import TokenizerLike
 from noria.frontend.template import ChatTemplate
 from noria.server.tools.answer import AnswerReader
-from noria.server.tools.formats import FORMATS, CallFormat, choose_format
+from noria.server.tools.forcing import Style
+from noria.server.tools.formats import FORMATS, choose_format
 from noria.server.tools.prompt import told
 from noria.server.tools.request import ToolUse
-from noria.server.tools.thinking import Thinking, choose_thinking
+from noria.server.tools.thinking import choose_thinking
 
 _LAST = 16  # tokens of a prompt in which the mark that opens the reasoning is looked for
 
@@ -22,16 +23,14 @@ class Dialect:
     """How a model calls functions and reasons.
 
     Attributes:
-        form: how it writes calls. thinking: how it marks reasoning; None: it does not reason.
+        style: how it writes calls and marks reasoning. Marks that are control tokens have to be in the text that is
+            read.
         takes_tools, takes_system: what its chat template shows to it.
-        control: marks of these that are control tokens, with their ids. They have to be in the text that is read.
     """
 
-    form: CallFormat = FORMATS["json"]
-    thinking: Thinking | None = None
+    style: Style = field(default_factory=lambda: Style(FORMATS["json"]))
     takes_tools: bool = False
     takes_system: bool = True
-    control: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, template: ChatTemplate | None, tokenizer: TokenizerLike, calls: str, reasoning: str) -> Dialect:
@@ -42,7 +41,12 @@ class Dialect:
         thinking = choose_thinking(reasoning, source)
         marks = form.marks + (() if thinking is None else (thinking.open, thinking.close))
         takes_system = template is not None and template.takes_system
-        return cls(form, thinking, takes_tools, takes_system, _control(tokenizer, marks))
+        return cls(Style(form, thinking, _control(tokenizer, marks)), takes_tools, takes_system)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether there may be reasoning."""
+        return self.style.thinking is not None
 
     def conversation(
         self, messages: Sequence[Mapping[str, Any]], use: ToolUse | None
@@ -50,19 +54,20 @@ class Dialect:
         """Messages and tools as the template takes them."""
         if self.takes_tools:
             return messages, None if use is None else use.described()
-        return told(messages, use, self.form, self.takes_system), None
+        return told(messages, use, self.style.form, self.takes_system), None
 
     def opened(self, prompt: Sequence[int], tokenizer: TokenizerLike, goes_on: str | None = None) -> bool:
         """Whether an answer to this prompt begins within the reasoning. `goes_on`: the message that it continues."""
-        if self.thinking is None:
+        thinking = self.style.thinking
+        if thinking is None:
             return False
-        if goes_on is not None and self.thinking.open in goes_on:
-            return self.thinking.close not in goes_on
-        return self.thinking.opened_by(tokenizer.decode(prompt[-_LAST:], False))
+        if goes_on is not None and thinking.open in goes_on:
+            return thinking.close not in goes_on
+        return thinking.opened_by(tokenizer.decode(prompt[-_LAST:], False))
 
     def reader(self, use: ToolUse | None, opened: bool) -> AnswerReader:
         """For one choice."""
-        return AnswerReader(use, self.form, self.thinking, opened)
+        return AnswerReader(use, self.style.form, self.style.thinking, opened)
 
 
 def _control(tokenizer: TokenizerLike, marks: Collection[str]) -> dict[str, int]:

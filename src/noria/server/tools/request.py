@@ -59,9 +59,14 @@ class ToolUse:
         return frozenset(function.name for function in self.functions)
 
     @property
-    def strict(self) -> bool:
-        """Whether arguments must match although nothing forces a call."""
-        return any(function.strict for function in self.functions)
+    def must(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.mode != "auto"
+
+    @property
+    def binds(self) -> bool:
+        """Whether not every answer will do: there must be a call, or the arguments of one must match."""
+        return self.must or any(function.strict for function in self.functions)
 
     @property
     def limit(self) -> int | None:
@@ -102,8 +107,6 @@ def tool_use(tools: list[Tool] | None, choice: Any, parallel: bool | None) -> To
     several = parallel is not False
     if choice == "none":
         return None
-    if choice != "auto" or any(function.strict for function in functions):
-        raise InvalidRequestError("tool_choice: only auto and none are served yet, without strict", "tool_choice")
     if not isinstance(choice, Mapping):
         return ToolUse(functions, "required" if choice == "required" else "auto", several)
     if choice.get("type") == "allowed_tools":
