@@ -9,6 +9,7 @@ import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 from served import KEY, MODEL, Served
 
 
@@ -58,3 +59,16 @@ def test_log_probabilities(at: dict[str, Any]) -> None:
 
 def test_completions(at: dict[str, Any]) -> None:
     assert "Paris" in OpenAI(max_tokens=5, **at).invoke("The capital of France is")
+
+
+class Wheel(BaseModel):
+    """A wheel."""
+
+    kind: str = Field(max_length=10)
+    spokes: int = Field(ge=0, le=99)
+
+
+@pytest.mark.parametrize("method", ["json_schema"])
+def test_structured_output(at: dict[str, Any], method: Any) -> None:
+    bound = ChatOpenAI(max_tokens=150, **at).with_structured_output(Wheel, method=method)
+    assert isinstance(bound.invoke("Describe a water wheel."), Wheel)
