@@ -14,7 +14,7 @@ from typing import Any
 
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar as specs
-from noria.frontend.grammar import WHITESPACE, Spec, SpecError
+from noria.frontend.grammar import Spec, SpecError
 
 
 def json_object() -> str:
@@ -23,14 +23,15 @@ def json_object() -> str:
 
 
 def json_schema(
-    schema: str | Mapping[str, Any] | bool, *, strict: bool = True, whitespace_pattern: str = WHITESPACE
+    schema: str | Mapping[str, Any] | bool, *, strict: bool = True, whitespace_pattern: str | None = None
 ) -> str:
     """JSON that is valid against a schema.
 
     Args:
         schema: the schema, or its text.
         strict: false ignores keywords that cannot be enforced, instead of refusing them.
-        whitespace_pattern: a regular expression for what may stand where JSON allows white space; empty: nothing.
+        whitespace_pattern: a regular expression for what may stand where JSON allows white space; empty: nothing; None:
+            at most one space behind a comma or a colon.
     """
     return _compiled(specs.schema(schema, lenient=not strict, whitespace=whitespace_pattern))
 

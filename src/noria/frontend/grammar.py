@@ -4,8 +4,8 @@ A `Spec` says what is wanted: a JSON schema, a regular expression, one of some t
 bounds, nothing else; `compile_spec` checks all of it and may take long, so that a server leaves it to a process of its
 own (`grammar_worker`, asked through `grammars`). Knows nothing of requests. Nothing is ever fetched.
 
-White space in JSON is bounded: at each place where JSON allows any there is none, one space, or one line break with an
-indentation of up to 24 spaces. A model cannot lose itself in it.
+JSON is written on one line, unless asked for otherwise: one space may follow a comma or a colon, and there is no other
+white space. It takes the fewest tokens, and a model cannot lose itself in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import msgspec
 from noria.errors import InvalidRequestError
 from noria.frontend.detokenizer import TokenBytes
 
-WHITESPACE = r" ?|\n {0,24}"  # in JSON, at each place where it may be
 MAX_TEXT = 256 * 1024  # bytes of a schema or grammar, or of all choices together
 MAX_REGEX = 16 * 1024  # characters
 MAX_WHITESPACE = 256  # characters of a pattern for white space
@@ -42,13 +41,14 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
             list of strings. `grammar`: a context-free grammar in Lark's or llama.cpp's (GBNF) notation. `lark`: surely
             in Lark's.
         lenient: keywords of a schema that cannot be enforced are ignored instead of refused.
-        whitespace: a regular expression for what may stand at each place where JSON allows white space; empty: nothing.
+        whitespace: a regular expression for what may stand at each place where JSON allows white space; empty: nothing;
+            None: at most one space behind a comma or a colon.
     """
 
     kind: Literal["schema", "regex", "choice", "grammar", "lark"]
     text: str
     lenient: bool = False
-    whitespace: str = WHITESPACE
+    whitespace: str | None = None
 
 
 class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
@@ -81,11 +81,11 @@ def any_object(field: str = "grammar") -> Spec:
 
 
 def schema(
-    wanted: str | Mapping[str, Any] | bool, field: str = "grammar", lenient: bool = False, whitespace: str = WHITESPACE
+    wanted: str | Mapping[str, Any] | bool, field: str = "grammar", lenient: bool = False, whitespace: str | None = None
 ) -> Spec:
     """JSON that is valid against a schema, given as JSON text or as what that stands for."""
     text = wanted if isinstance(wanted, str) else _json(wanted)
-    if len(whitespace) > MAX_WHITESPACE:
+    if whitespace is not None and len(whitespace) > MAX_WHITESPACE:
         raise InvalidRequestError(f"{field}: a pattern of more than {MAX_WHITESPACE} characters for white space", field)
     return Spec("schema", _bounded(text, MAX_TEXT, field), lenient, whitespace)
 
@@ -115,7 +115,7 @@ def lark(text: str, field: str = "grammar") -> Spec:
     return Spec("lark", _bounded(text, MAX_TEXT, field))
 
 
-def embedded(wanted: Mapping[str, Any] | bool, lenient: bool = False, whitespace: str = WHITESPACE) -> str:
+def embedded(wanted: Mapping[str, Any] | bool, lenient: bool = False, whitespace: str | None = None) -> str:
     """A JSON schema as it stands within a rule of a Lark grammar, with its white space bounded."""
     inner: dict[str, Any] = dict(wanted) if isinstance(wanted, Mapping) else {"allOf": [wanted]}
     inner["x-guidance"] = _options(lenient, whitespace)
@@ -149,13 +149,13 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _options(lenient: bool, whitespace: str) -> Any:
+def _options(lenient: bool, whitespace: str | None) -> Any:
     """llguidance's `JsonCompileOptions`; all of them, so that none of a schema's own stands."""
     return {
         "whitespace_flexible": bool(whitespace),
         "whitespace_pattern": whitespace or None,
-        "item_separator": ",",
-        "key_separator": ":",
+        "item_separator": ", ?" if whitespace is None else ",",
+        "key_separator": ": ?" if whitespace is None else ":",
         "lenient": lenient,
         "coerce_one_of": lenient,
         "json_allowed_escapes": None,

@@ -16,7 +16,7 @@ from msgspec import Raw, field
 
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar
-from noria.frontend.grammar import WHITESPACE, Spec
+from noria.frontend.grammar import Spec
 from noria.server.fields import about
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _forms(wanted: GenerationRequest) -> Iterator[Form]:
         yield _structured_outputs(wanted.structured_outputs)
     space = wanted.guided_whitespace_pattern
     if _given(wanted.guided_json):
-        yield _schema(wanted.guided_json, "guided_json", whitespace=WHITESPACE if space is None else space)
+        yield _schema(wanted.guided_json, "guided_json", whitespace=space)
     elif space is not None:
         raise InvalidRequestError("guided_whitespace_pattern needs guided_json", "guided_whitespace_pattern")
     if wanted.guided_regex is not None:
@@ -156,14 +156,14 @@ def _structured_outputs(wanted: StructuredOutputs) -> Form:
     if space is not None and not name.startswith("json"):
         raise InvalidRequestError(f"structured_outputs: white space is said for JSON only, not for {name}", field)
     if name == "json":
-        return _schema(wanted.json, field, whitespace=WHITESPACE if space is None else space)
+        return _schema(wanted.json, field, whitespace=space)
     if name == "json_object":
-        return Form(grammar.schema({"type": "object"}, field, whitespace=WHITESPACE if space is None else space), field)
+        return Form(grammar.schema({"type": "object"}, field, whitespace=space), field)
     made: Spec = getattr(grammar, name)(getattr(wanted, name), field)
     return Form(made, field)
 
 
-def _schema(given: msgspec.Raw, field: str, lenient: bool = False, whitespace: str = WHITESPACE) -> Form:
+def _schema(given: msgspec.Raw, field: str, lenient: bool = False, whitespace: str | None = None) -> Form:
     """A schema that was given as JSON, or as a string with it."""
     try:
         text = bytes(given).decode()
