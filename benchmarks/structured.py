@@ -4,8 +4,8 @@ schema, the same as alone, and the same streamed?
     python benchmarks/structured.py --model smollm2          # starts a server
     python benchmarks/structured.py --url http://127.0.0.1:8000
 
-Half of the requests are greedy, half sampled with a seed; half chat, half completions. Schemas are bounded, so that an
-answer that is cut (`length`) is a failure as well. Needs `jsonschema`, which is among the development extras.
+Half of the requests are greedy, half sampled with a seed; half chat, half completions. Schemas are bounded, or their
+requests penalised for repeating, so that an answer that is cut (`length`) is a failure as well. Needs `jsonschema`, which is among the development extras.
 """
 
 from __future__ import annotations
@@ -168,6 +168,9 @@ SCHEMAS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# A small model goes on with these for ever, unless what it repeats becomes less likely.
+ENDLESS = ("recursive", "chain")
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -201,6 +204,8 @@ def make_cases(model: str, count: int) -> list[Case]:
             body["messages"] = [{"role": "user", "content": f"{prompt} Answer in JSON."}]
         else:
             body["prompt"] = f"{prompt}\nJSON:\n"
+        if name in ENDLESS:
+            body["frequency_penalty"] = 1.0
         if index % 3:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         else:
