@@ -33,7 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
     state.check_model(wanted.model)
     wanted.check()
     talk = _Conversation(state, wanted)
-    stream = await submit(state, request, wanted, talk.params.n, talk.prepare, arrived, marks=talk.in_parts)
+    stream = await submit(state, request, wanted, talk.params.n, talk.prepare, arrived, talk.bind, talk.in_parts)
     reply = talk.reply(stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
@@ -70,9 +70,12 @@ class _Conversation:
         self._prompt = await inputs.chat(messages, tools, opens, wanted.chat_template_kwargs, continued, keep)
         goes_on: Any = self._messages[-1]["content"] if continued else None
         self._opened = self._state.dialect.opened(self._prompt, inputs.tokenizer, goes_on)
-        params = inputs.resolve(self.params, len(self._prompt), "messages")
-        grammar = await grammar_of(self._state.grammars, self._use, self._form, self._state.dialect.style, self._opened)
-        return [self._prompt], [msgspec.structs.replace(params, grammar=grammar)]
+        return [self._prompt], [inputs.resolve(self.params, len(self._prompt), "messages")]
+
+    async def bind(self) -> str | None:
+        """The grammar of the answer, after `prepare`; None: it is free."""
+        style = self._state.dialect.style
+        return await grammar_of(self._state.grammars, self._use, self._form, style, self._opened)
 
     def reply(self, stream: RequestStream, arrived: float) -> ChatReply:
         """What writes the answer."""

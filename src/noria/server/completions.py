@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import msgspec
 from msgspec import UnsetType
@@ -41,7 +42,9 @@ async def create_completion(request: Request) -> Response:
         encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens, keep))
         return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
 
-    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived, form_of(wanted))
+    form = form_of(wanted)
+    bind = None if form is None else partial(state.grammars.of, form.spec, form.field)
+    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived, bind)
     reply = _Reply(state, wanted, params, prompts, encoded, stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)

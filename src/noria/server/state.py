@@ -28,7 +28,6 @@ from noria.server.http import Bodies, Watch, decode, other_fields
 from noria.server.others import check_others
 from noria.server.protocol import Defaults, GenerationRequest
 from noria.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
-from noria.server.structured import Form
 from noria.server.tools.dialect import Dialect
 
 log = get_logger(__name__)
@@ -105,6 +104,7 @@ class ServerState:
 
 
 Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
+Bind = Callable[[], Coroutine[Any, Any, str | None]]
 
 
 async def submit(
@@ -114,13 +114,13 @@ async def submit(
     choices: int,
     prepare: Prepare,
     arrived: float,
-    form: Form | None = None,
+    bind: Bind | None = None,
     marks: bool = False,
 ) -> RequestStream:
     """Takes seats for `choices`, lets `prepare` make prompts and parameters, and submits them.
 
     Args:
-        form: what answers must look like, if `prepare` leaves that to be seen to here.
+        bind: makes the grammar of the answers, after `prepare`; None: they are free.
         marks: the text keeps the control tokens that tell the parts of an answer from each other.
 
     Raises:
@@ -132,8 +132,8 @@ async def submit(
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
         prompts, params = await prepare()
-        if form is not None and not watch.gone:
-            grammar = await _unless_gone(watch, state.grammars.of(form.spec, form.field))
+        if bind is not None and not watch.gone:
+            grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         if watch.gone:
             raise ClientGoneError
