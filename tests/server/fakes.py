@@ -38,6 +38,7 @@ from noria.messages import (
 )
 from noria.observe.metrics import Metrics
 from noria.server.app import create_app
+from noria.server.connection import Connection
 from noria.server.protocol import Defaults
 from noria.server.state import ServerState
 from noria.server.tools.dialect import Dialect
@@ -281,7 +282,7 @@ def serving(core: ReciterCore | None = None, **how: Any) -> Iterator[Running]:
     core = core or ReciterCore()
     state = make_state(core, **how)
     app = create_app(state)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", http=Connection))
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

@@ -267,6 +267,7 @@ def test_metrics_add_up() -> None:
     for reason, count in (("stop", 2), ("length", 2), ("abort", 0), ("error", 0)):
         name = f'noria_request_success_total{{finished_reason="{reason}",model_name="wheel"}}'
         assert values[name] == count
+    assert values["noria_request_accepted_total" + label] == 4
     assert values['noria_request_refused_total{model_name="wheel",status="400"}'] == 1
 
 

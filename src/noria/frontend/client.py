@@ -210,7 +210,12 @@ class EngineClient:
                 tenant=tenant.name,
                 share=tenant.share,
             )
-            self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived, marks)
+            try:
+                self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived, marks)
+            except BaseException:  # nobody would read it
+                seats.count -= len(stream.live)
+                stream.close()
+                raise
         seats.count -= stream.choices
         self.metrics.submitted(n)
         return stream
@@ -231,6 +236,7 @@ class EngineClient:
             )
             live = LiveRequest(submit, stream, index + choice, detokenizer, prompt_tokens, started, started)
             stream.live[request_id] = self.requests[request_id] = live
+            self.metrics.accepted()
             self._recovery.submit(live)
 
     async def refresh_stats(self, timeout: float = 0.5) -> EngineStats:

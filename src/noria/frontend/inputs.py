@@ -19,6 +19,7 @@ from noria.params import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
 _TRIED_CHARACTERS = 16  # per token of context: several times what text has
+_LONGEST = 1 << 20  # characters that are encoded at once, for whatever purpose, even if no context holds them
 # Characters that are encoded on the event loop: that takes less than half a millisecond, and to hand them to another
 # thread and back would take as long again.
 _SHORT = 2048
@@ -101,6 +102,8 @@ class InputProcessor:
             else:
                 ids = await asyncio.get_running_loop().run_in_executor(self._pool, self._bounded, encode, prompt, field)
         else:
+            if len(prompt) > self.max_model_len:  # first of all: there may be any number of them
+                self.check_room(len(prompt), None, field)
             ids = list(prompt)
             self.check_ids(ids, field)
         if not ids:
@@ -117,15 +120,29 @@ class InputProcessor:
                 f" {len(text)} characters have {count} already. Shorten the prompt",
                 field,
             )
+        self._check_length(text, field)
         return encode(text)
+
+    def _check_length(self, text: str, field: str) -> None:
+        """Refuses text of which the encoding would take seconds, and hundreds of megabytes."""
+        if len(text) > self._longest:
+            raise InvalidRequestError(
+                f"{field}: {len(text)} characters; at most {self._longest} are encoded at once. Send it in parts", field
+            )
 
     @property
     def _beginning(self) -> int:
         """Characters of a text that are encoded without knowing that it can fit."""
         return self.max_model_len * _TRIED_CHARACTERS
 
+    @property
+    def _longest(self) -> int:
+        """Characters of a text that are encoded at all."""
+        return max(_LONGEST, self._beginning)
+
     async def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Token ids of a text, which may be none, and may be more than the context holds."""
+        self._check_length(text, "prompt")
         pool = self._long if len(text) > self._beginning else self._pool
         return await asyncio.get_running_loop().run_in_executor(pool, self.tokenizer.encode, text, add_bos)
 
@@ -173,6 +190,7 @@ class InputProcessor:
         def work() -> list[int]:
             text = template.render(messages, tools, add_generation_prompt, variables or {}, continue_final)
             if keep is not None:
+                self._check_length(text, "messages")
                 return self.tokenizer.encode_rendered(text)[-keep:]
             return self._bounded(self.tokenizer.encode_rendered, text, "messages")
 

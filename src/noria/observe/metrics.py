@@ -90,6 +90,7 @@ class Metrics:
         self._success = {
             reason: success.labels(model, reason) for reason in ("stop", "length", "abort", "error")
         }  # all present from the start: a rate of a series that appears late loses its first step
+        self._accepted = self._counter("request_accepted", "Choices accepted: each ends with one finished_reason.")
         refused = Counter(
             "noria_request_refused",
             "Requests refused, by HTTP status.",
@@ -139,6 +140,10 @@ class Metrics:
     def submitted(self, n: int) -> None:
         """A user's request was accepted."""
         self._n.observe(n)
+
+    def accepted(self) -> None:
+        """A choice was: `finished` follows, once."""
+        self._accepted.inc()
 
     def refused(self, status: int) -> None:
         """A user's request was refused."""

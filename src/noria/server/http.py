@@ -6,20 +6,27 @@ Knows nothing of what is in them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
+import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from noria.errors import QueueFullError, TooLargeError
+from noria.errors import InvalidRequestError, QueueFullError, TooLargeError
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.server.errors import from_decoding
 from noria.server.fields import known_fields
 
 T = TypeVar("T")
+LARGE = 1 << 18  # bytes of a body that takes milliseconds to decode
+# Characters that stand between the parts of JSON → how many a body may have, beside twice the tokens of the context.
+# They are counted within texts as well, where they are tokens, or most of one.
+_MARKS = {b",": 1 << 18, b"[{": 1 << 15, b":": 1 << 16}
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 
@@ -52,13 +59,23 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 class Bodies:
-    """Reads bodies, each at most `limit` bytes, and all that are being read together at most MANY times that."""
+    """Reads bodies, each at most `limit` bytes, and all that are being read together at most MANY times that.
+
+    What a body is made of is bounded too, before anything is made of it: eight megabytes of empty lists would be three
+    million objects, and take the event loop seconds.
+
+    Args:
+        limit: bytes.
+        tokens: of the model's context: no more marks than a prompt that it holds can have are needed.
+    """
 
     MANY = 32
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, tokens: int = 0) -> None:
         self._limit = limit
+        self._marks = {mark: least + 2 * tokens for mark, least in _MARKS.items()}
         self._held = 0
+        self._turn = asyncio.Lock()
 
     async def read(self, request: Request) -> bytearray:
         """The body of a request; a longer one is refused before it has been read."""
@@ -76,16 +93,50 @@ class Bodies:
                     raise QueueFullError("too many large requests at once; try again later", retry_after=1.0)
         finally:
             self._held -= len(body)
+        self._check_marks(body)
         return body
+
+    @contextlib.asynccontextmanager
+    async def turn(self, body: bytearray) -> AsyncIterator[None]:
+        """While a body is decoded: the large ones one after the other, with room for others between them."""
+        if len(body) < LARGE:
+            yield
+            return
+        async with self._turn:
+            await asyncio.sleep(0)
+            yield
+
+    def _check_marks(self, body: bytearray) -> None:
+        if len(body) <= min(self._marks.values()):
+            return
+        counts = np.bincount(np.frombuffer(body, np.uint8), minlength=256)
+        for mark, most in self._marks.items():
+            if (found := sum(int(counts[byte]) for byte in mark)) > most:
+                what = f"{found} of {' '.join(map(chr, mark))} in one request, the limit of this server is {most}"
+                raise InvalidRequestError(f"the body has too many parts: {what}. Send less at once")
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(f"the request is larger than {self._limit} bytes, the limit of this server")
 
 
+@contextlib.contextmanager
+def _without_collector(body: bytearray) -> Iterator[None]:
+    """A large body makes many objects, all alive: the collector would look at them again and again for nothing."""
+    if len(body) < LARGE or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def decode(body: bytearray, decoder: msgspec.json.Decoder[T]) -> T:
     """A body's JSON, checked for its types. Raises InvalidRequestError that names the field."""
     try:
-        return decoder.decode(body)
+        with _without_collector(body):
+            return decoder.decode(body)
     except msgspec.DecodeError as error:
         raise from_decoding(error, body, decoder.type) from None
     except RecursionError:

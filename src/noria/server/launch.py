@@ -123,9 +123,8 @@ def _load(
     files: ModelFiles, engine: EngineOptions, server: ServerOptions
 ) -> tuple[Tokenizer, ChatTemplate | None, GenerationDefaults]:
     """What the API process needs of a model, loaded while the engine loads the rest."""
-    import uvicorn.protocols.http.httptools_impl  # noqa: F401  (imported here so that it does not wait for the engine)
-
-    import noria.server.app  # noqa: F401
+    import noria.server.app  # (imported here so that it does not wait for the engine)
+    import noria.server.connection  # noqa: F401
     from noria.files.generation import load_generation_defaults
     from noria.files.gguf import close_shared
     from noria.frontend.template import load_template
@@ -186,6 +185,7 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
     import uvicorn
 
     from noria.server.app import create_app
+    from noria.server.connection import Connection
 
     class Server(uvicorn.Server):
         """Stops gracefully on a signal, and says so; does not raise the signal again afterwards."""
@@ -223,7 +223,7 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
         access_log=False,
         lifespan="off",
         ws="none",
-        http="httptools",
+        http=Connection,
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,7 +51,7 @@ async def tokenize(request: Request) -> Response:
         ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
     reply = Tokenized(count=len(ids), max_model_len=state.inputs.max_model_len, tokens=ids)
     if wanted.return_token_strs:
-        reply.token_strs = [state.pieces.text_of(token) for token in ids]
+        reply.token_strs = await asyncio.to_thread(lambda: [state.pieces.text_of(token) for token in ids])
     return json_response(reply)
 
 

@@ -6,7 +6,7 @@ ignores or refuses by name is in `others`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta, Raw, field
@@ -332,12 +332,11 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
         return [prompt]
     if not prompt:
         raise InvalidRequestError("prompt: an empty list; give text or token ids", "prompt")
-    if all(isinstance(item, int) for item in prompt):
-        return [[item for item in prompt if isinstance(item, int)]]
-    mixed = [item for item in prompt if not isinstance(item, int)]
-    if len(mixed) != len(prompt) or len({type(item) for item in mixed}) > 1:
+    if len(set(map(type, prompt))) > 1:
         raise InvalidRequestError("prompt: one list must not mix text, token ids and lists of them", "prompt")
-    return list(mixed)
+    if isinstance(prompt[0], int):
+        return [cast("list[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ class ServerState:
     access: Access = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bodies = Bodies(self.options.max_body_bytes)
+        self.bodies = Bodies(self.options.max_body_bytes, self.inputs.max_model_len)
         self.access = Access(self.options)
         self.metrics.registry.register(KeyCollector(self.access, self.name))
 
@@ -74,9 +74,11 @@ class ServerState:
         """The body of a request, within its limit and of the right types. Fields that are not known are counted, or
         refused with `--strict-fields`."""
         body = await self.bodies.read(request)
-        made = decode(body, decoder)
         struct: Any = decoder.type
-        if unknown := check_others(struct, other_fields(body, struct)):
+        async with self.bodies.turn(body):
+            made = decode(body, decoder)
+            others = other_fields(body, struct)
+        if unknown := check_others(struct, others):
             if self.options.strict_fields:
                 name = unknown[0][:100]
                 hint = nearest(name, known_fields(struct))
@@ -103,7 +105,7 @@ class ServerState:
             raise UnavailableError("the server is stopping", retry_after=_RETRY_AFTER_STOP)
 
 
-Prepare = Callable[[], Coroutine[Any, Any, tuple[list[list[int]], list[SamplingParams]]]]
+Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
 Bind = Callable[[], Coroutine[Any, Any, str | None]]
 
 
@@ -131,10 +133,12 @@ async def submit(
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
-        prompts, params = await _unless_gone(watch, prepare())
-        if bind is not None:
+        prompts, params = await prepare()
+        if bind is not None and not watch.gone:
             grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
+        if watch.gone:
+            raise ClientGoneError
         caller.take_prompt(sum(map(len, prompts)))
         return state.client.submit(
             prompts,
@@ -149,7 +153,7 @@ async def submit(
 
 
 async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work that may take long, unless the client leaves: then it is cancelled, and ClientGoneError raised."""
+    """Waits for work that may take long; raises ClientGoneError as soon as the client leaves."""
     task = asyncio.ensure_future(work)
 
     def leave() -> None:
@@ -157,16 +161,14 @@ async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
 
     watch.callback = leave
     try:
-        made = await task
+        return await task
     except asyncio.CancelledError:
         task.cancel()
-        if not watch.gone:
-            raise
+        if watch.gone:
+            raise ClientGoneError from None
+        raise
     finally:
         watch.callback = None
-    if watch.gone:
-        raise ClientGoneError
-    return made
 
 
 def _salt(caller: Caller, wanted: GenerationRequest) -> str:
