@@ -5,7 +5,8 @@ schema, the same as alone, and the same streamed?
     python benchmarks/structured.py --url http://127.0.0.1:8000
 
 Half of the requests are greedy, half sampled with a seed; half chat, half completions. Schemas are bounded, or their
-requests penalised for repeating, so that an answer that is cut (`length`) is a failure as well. Needs `jsonschema`, which is among the development extras.
+requests penalised for repeating, so that an answer that is cut (`length`) is a failure as well. Needs `jsonschema`,
+which is among the development extras.
 """
 
 from __future__ import annotations

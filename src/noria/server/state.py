@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -105,7 +105,7 @@ class ServerState:
             raise UnavailableError("the server is stopping", retry_after=_RETRY_AFTER_STOP)
 
 
-Prepare = Callable[[], Awaitable[tuple[list[list[int]], list[SamplingParams]]]]
+Prepare = Callable[[], Coroutine[Any, Any, tuple[list[list[int]], list[SamplingParams]]]]
 Bind = Callable[[], Coroutine[Any, Any, str | None]]
 
 
@@ -133,12 +133,10 @@ async def submit(
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
-        prompts, params = await prepare()
-        if bind is not None and not watch.gone:
+        prompts, params = await _unless_gone(watch, prepare())
+        if bind is not None:
             grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
-        if watch.gone:
-            raise ClientGoneError
         caller.take_prompt(sum(map(len, prompts)))
         return state.client.submit(
             prompts,
@@ -153,7 +151,7 @@ async def submit(
 
 
 async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
-    """Waits for work that may take long; raises ClientGoneError as soon as the client leaves."""
+    """Waits for work that may take long, unless the client leaves: then it is cancelled, and ClientGoneError raised."""
     task = asyncio.ensure_future(work)
 
     def leave() -> None:
@@ -161,14 +159,16 @@ async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
 
     watch.callback = leave
     try:
-        return await task
+        made = await task
     except asyncio.CancelledError:
         task.cancel()
-        if watch.gone:
-            raise ClientGoneError from None
-        raise
+        if not watch.gone:
+            raise
     finally:
         watch.callback = None
+    if watch.gone:
+        raise ClientGoneError
+    return made
 
 
 def _salt(caller: Caller, wanted: GenerationRequest) -> str:
