@@ -67,7 +67,7 @@ class _Conversation:
         opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
         keep = inputs.kept(wanted.truncate_prompt_tokens, self.params.max_tokens)
         messages, tools = self._state.dialect.conversation(self._messages, self._use)
-        self._prompt = await inputs.chat(messages, tools, opens, wanted.chat_template_kwargs, continued, keep)
+        self._prompt = await inputs.chat(messages, tools, opens, wanted.variables, continued, keep)
         goes_on: Any = self._messages[-1]["content"] if continued else None
         self._opened = self._state.dialect.opened(self._prompt, inputs.tokenizer, goes_on)
         return [self._prompt], [inputs.resolve(self.params, len(self._prompt), "messages")]
@@ -89,4 +89,6 @@ def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:
     if top and not wanted.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
     longest = wanted.max_tokens if wanted.max_completion_tokens is None else wanted.max_completion_tokens
-    return sampling_params(wanted, state.defaults, longest, (top or 0) if wanted.logprobs else None)
+    return sampling_params(
+        wanted, state.defaults, longest, (top or 0) if wanted.logprobs else None, wanted.prompt_logprobs
+    )

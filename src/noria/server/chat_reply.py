@@ -6,7 +6,7 @@ from msgspec import UNSET, UnsetType
 
 from noria.frontend.stream import Increment, RequestStream
 from noria.server.http import encode_text, event, text_template
-from noria.server.logprobs import chat_logprobs
+from noria.server.logprobs import chat_logprobs, prompt_logprobs
 from noria.server.protocol import ChatRequest
 from noria.server.replies import (
     AssistantMessage,
@@ -16,6 +16,7 @@ from noria.server.replies import (
     ChatCompletion,
     ChatLogprobs,
     Delta,
+    PromptLogprobs,
     Usage,
 )
 from noria.server.replying import Replying
@@ -51,6 +52,7 @@ class ChatReply:
             choices=choices,
             usage=self._replying.usage(self._reasoning_tokens()),
             prompt_token_ids=self._prompt if self._wanted.return_token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(increments[0]),
         )
 
     def opening(self) -> bytes:
@@ -149,7 +151,12 @@ class ChatReply:
     def _logprobs(self, increment: Increment) -> ChatLogprobs | None:
         if not self._wanted.logprobs or increment.logprobs is None:
             return None
-        return chat_logprobs(increment.logprobs, self._state.pieces, self._wanted.top_logprobs or 0)
+        as_ids = bool(self._wanted.return_tokens_as_token_ids)
+        return chat_logprobs(increment.logprobs, self._state.pieces, self._wanted.top_logprobs or 0, as_ids)
+
+    def _prompt_logprobs(self, first: Increment) -> PromptLogprobs | UnsetType:
+        k = self._wanted.prompt_logprobs
+        return UNSET if k is None else prompt_logprobs(first.prompt_logprobs, self._state.pieces, k)
 
     def _chunk(self, choices: list[ChatChunkChoice], spent: Usage | UnsetType | None) -> ChatChunk:
         return ChatChunk(

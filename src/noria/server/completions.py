@@ -15,7 +15,7 @@ from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
-from noria.server.logprobs import CompletionLogprobsWriter, extend
+from noria.server.logprobs import CompletionLogprobsWriter, extend, prompt_logprobs
 from noria.server.protocol import CompletionRequest, prompts_of, sampling_params
 from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from noria.server.replying import Replying
@@ -54,8 +54,8 @@ async def create_completion(request: Request) -> Response:
 def _params(state: ServerState, wanted: CompletionRequest) -> SamplingParams:
     if wanted.best_of not in (None, wanted.n or 1):
         raise InvalidRequestError("best_of: not supported; it must equal n", "best_of")
-    prompt_logprobs = wanted.logprobs if wanted.echo else None
-    return sampling_params(wanted, state.defaults, wanted.max_tokens, wanted.logprobs, prompt_logprobs)
+    asked = [k for k in (wanted.prompt_logprobs, wanted.logprobs if wanted.echo else None) if k is not None]
+    return sampling_params(wanted, state.defaults, wanted.max_tokens, wanted.logprobs, max(asked, default=None))
 
 
 class _Choice:
@@ -92,7 +92,9 @@ class _Reply:
         self._plain = params.logprobs is None and not (wanted.return_token_ids or wanted.continuous_usage)
         self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
         skip = params.skip_special_tokens
-        self._choices = [_Choice(CompletionLogprobsWriter(state.pieces, 0, skip)) for _ in range(stream.choices)]
+        top, as_ids = params.logprobs or 0, bool(wanted.return_tokens_as_token_ids)
+        writers = [CompletionLogprobsWriter(state.pieces, 0, skip, top, as_ids) for _ in range(stream.choices)]
+        self._choices = list(map(_Choice, writers))
 
     def complete(self, increments: list[Increment]) -> Completion:
         """The whole answer."""
@@ -157,6 +159,8 @@ class _Reply:
         if self._wanted.return_token_ids:
             made.token_ids = increment.token_ids
             made.prompt_token_ids = ids if first else msgspec.UNSET
+        if (k := self._wanted.prompt_logprobs) is not None:
+            made.prompt_logprobs = prompt_logprobs(increment.prompt_logprobs, self._state.pieces, k)
         if last and increment.finish is not None:
             made.finish_reason, made.stop_reason = increment.finish.reason, increment.finish.stop_reason
         return made

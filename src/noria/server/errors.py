@@ -92,10 +92,12 @@ def from_decoding(error: msgspec.DecodeError, body: bytes | bytearray = b"", str
         return InvalidRequestError(f"{path} is required", path)
     written = value_at(body, path) if path else None
     kind = type_at(struct, path) if path and struct is not None else None
-    if written is None or kind is None:
+    field = path.partition("[...]")[0] or None
+    if kind is None:
         what = what[:1].lower() + what[1:]
-        return InvalidRequestError(f"{path}: {what}" if path else f"the body: {what}", path or None)
-    return InvalidRequestError(f"{path} must be {allowed(kind)}, got {shorten(written)}", path)
+        return InvalidRequestError(f"{path or 'the body'}: {what}", field)
+    got = "" if written is None else f", got {shorten(written)}"
+    return InvalidRequestError(f"{path} must be {allowed(kind)}{got}", field)
 
 
 def _last_field(before: bytes | bytearray) -> str | None:

@@ -53,10 +53,13 @@ class Known(msgspec.Struct, frozen=True):
     default: str
 
 
+_info = functools.cache(type_info)  # it takes milliseconds
+
+
 @functools.cache
 def known_fields(struct: type[msgspec.Struct]) -> dict[str, Known]:
     """The fields of a struct, by their names in a body."""
-    info = type_info(struct)
+    info = _info(struct)
     assert isinstance(info, StructType)
     return {field.encode_name: _known(field) for field in info.fields}
 
@@ -90,7 +93,8 @@ def allowed(kind: Type) -> str:
 def _words(kind: Type) -> Iterator[str]:
     match kind:
         case Metadata():
-            yield from _words(kind.type)
+            said = (kind.extra or {}).get("range")
+            yield from (said,) if said else _words(kind.type)
         case UnionType():
             for member in kind.types:
                 yield from _words(member)
@@ -133,7 +137,7 @@ def _length(low: int | None, high: int | None, what: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------- paths
 
-_STEP = re.compile(r"(\w+)|\[(\d+)\]")
+_STEP = re.compile(r"(\w+|\[\.\.\.\])|\[(\d+)\]")  # msgspec writes [...] for a key of an object
 _AS_OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _AS_LIST = msgspec.json.Decoder(list[Raw])
 _SHOWN = 60  # characters of a value
@@ -165,7 +169,7 @@ def value_at(body: bytes | bytearray, path: str) -> bytes | None:
 
 def type_at(struct: type[msgspec.Struct], path: str) -> Type | None:
     """The type at a path of a struct; None if it cannot be told."""
-    kind: Any = type_info(struct)
+    kind: Any = _info(struct)
     for step in _steps(path) or (None,):
         kind = next(_inside(kind, step), None)
     return None if kind is None else kind

@@ -6,24 +6,52 @@ from codecs import getincrementaldecoder
 
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.stream import LogProbColumns
-from noria.server.replies import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from noria.server.replies import (
+    ChatLogprob,
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 
 LOWEST = -9999.0  # JSON has no infinity; OpenAI sends this
 _Utf8 = getincrementaldecoder("utf-8")
 
 
-def chat_logprobs(columns: LogProbColumns, pieces: Pieces, top: int) -> ChatLogprobs:
-    """The style of chat: text, bytes and alternatives of each token."""
+def chat_logprobs(columns: LogProbColumns, pieces: Pieces, top: int, as_ids: bool = False) -> ChatLogprobs:
+    """The style of chat: text, bytes and alternatives of each token. `as_ids`: `token_id:5` in place of the text."""
+    name = id_string if as_ids else pieces.text_of
     content = []
     for token, chosen, ids, values in zip(columns.tokens, columns.chosen, columns.top_ids, columns.top, strict=True):
         alternatives = [
-            TopLogprob(pieces.text_of(other), max(value, LOWEST), list(pieces.bytes_of(other)))
+            TopLogprob(name(other), max(value, LOWEST), list(pieces.bytes_of(other)))
             for other, value in zip(ids[:top], values[:top], strict=True)
             if other >= 0
         ]
         data = list(pieces.bytes_of(token))
-        content.append(ChatLogprob(pieces.text_of(token), max(chosen, LOWEST), data, alternatives))
+        content.append(ChatLogprob(name(token), max(chosen, LOWEST), data, alternatives))
     return ChatLogprobs(content)
+
+
+def id_string(token: int) -> str:
+    """A token's id in place of its text."""
+    return f"token_id:{token}"
+
+
+def prompt_logprobs(columns: LogProbColumns | None, pieces: Pieces, top: int) -> PromptLogprobs:
+    """Of a prompt's tokens (the first has none): by token id, of the token itself and of the `top` most likely."""
+    made: PromptLogprobs = [None]
+    if columns is None:
+        return made
+    rows = zip(columns.tokens, columns.chosen, columns.ranks, columns.top_ids, columns.top, strict=True)
+    for token, chosen, rank, ids, values in rows:
+        place = {token: PromptLogprob(max(chosen, LOWEST), rank, pieces.text_of(token))}
+        for at, (other, value) in enumerate(zip(ids[:top], values[:top], strict=True)):
+            if other >= 0:
+                place.setdefault(other, PromptLogprob(max(value, LOWEST), at + 1, pieces.text_of(other)))
+        made.append(place)
+    return made
 
 
 def token_string(data: bytes) -> str:
@@ -40,13 +68,19 @@ class CompletionLogprobsWriter:
     Args:
         offset: characters before the first token.
         skip_special: control tokens are not in the text.
+        top: alternatives that are wanted; there may be more.
+        as_ids: `token_id:5` in place of the text.
     """
 
-    def __init__(self, pieces: Pieces, offset: int = 0, skip_special: bool = True) -> None:
+    def __init__(
+        self, pieces: Pieces, offset: int = 0, skip_special: bool = True, top: int = 0, as_ids: bool = False
+    ) -> None:
         self._pieces = pieces
         self._offset = offset
         self._table = pieces.visible if skip_special else pieces.plain
         self._utf8 = _Utf8("replace")
+        self._top = top
+        self._as_ids = as_ids
 
     def prompt(self, ids: list[int], columns: LogProbColumns | None) -> CompletionLogprobs:
         """Of an echoed prompt. Nothing is known of its first token."""
@@ -64,10 +98,10 @@ class CompletionLogprobsWriter:
         for token, chosen, ids, values in zip(
             columns.tokens, columns.chosen, columns.top_ids, columns.top, strict=True
         ):
-            name = token_string(self._pieces.bytes_of(token))
+            name = self._name(token)
             top = {
-                token_string(self._pieces.bytes_of(other)): max(value, LOWEST)
-                for other, value in zip(ids, values, strict=True)
+                self._name(other): max(value, LOWEST)
+                for other, value in zip(ids[: self._top], values[: self._top], strict=True)
                 if other >= 0
             }
             top.setdefault(name, max(chosen, LOWEST))
@@ -77,6 +111,9 @@ class CompletionLogprobsWriter:
             made.top_logprobs.append(top)
             self._offset += len(self._utf8.decode(self._table[token]))
         return made
+
+    def _name(self, token: int) -> str:
+        return id_string(token) if self._as_ids else token_string(self._pieces.bytes_of(token))
 
 
 def extend(made: CompletionLogprobs, more: CompletionLogprobs) -> None:

@@ -54,7 +54,6 @@ _BOTH: dict[str, Ignored | Refused] = {
     "use_beam_search": Refused(_NO_BEAMS),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
     "early_stopping": Refused(_NO_BEAMS),
-    "prompt_logprobs": Refused("not there yet"),
     "allowed_token_ids": Refused("not there yet"),
     "bad_words": Refused("not there yet"),
     "logits_processors": Refused("no code is taken from requests"),
@@ -131,7 +130,6 @@ _CHAT: dict[str, Ignored | Refused] = {
     "echo": Refused("to go on with the last message, say `continue_final_message`"),
     "chat_template": Refused("templates are the model's, or those of `--chat-template`"),
     "add_special_tokens": Refused("the chat template writes them"),
-    "documents": Refused('say `chat_template_kwargs`: `{"documents": …}`'),
     # others
     "prompt": Refused("a field of completions; say `messages`"),
     "best_of": Refused("ask for several choices with `n`", (1,)),

@@ -6,7 +6,7 @@ ignores or refuses by name is in `others`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Raw, field
@@ -41,6 +41,7 @@ Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Stop = str | list[str]
+_SEEDS = "an integer in [−2⁶³, 2⁶⁴ − 1]"
 _MODELS = "the model's"
 _A_SCHEMA = "a JSON schema, or its text"
 
@@ -65,7 +66,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         int | None,
         about(
             "the same seed gives the same answer, whoever else is served",
-            range="an integer in [−2⁶³, 2⁶⁴ − 1]",
+            range=_SEEDS,
             default="drawn",
         ),
     ] = None
@@ -116,6 +117,21 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         about("prefix blocks are shared only between requests of one salt (and one API key)", default="none"),
     ] = None
     return_token_ids: Annotated[bool | None, about("adds `token_ids` and `prompt_token_ids`", default="false")] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, about("log-probabilities name tokens `token_id:5`, not by their text", default="false")
+    ] = None
+    prompt_logprobs: Annotated[
+        Alternatives | None,
+        about(
+            "adds `prompt_logprobs`: for each token of the prompt (`null` for the first) its log-probability and rank,"
+            " and those of so many alternatives, by token id; not in a stream",
+            default="none",
+        ),
+    ] = None
+    request_id: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$(?!\n)")] | None,
+        about("ends the `id` of the reply", range="1 to 128 letters, digits and `_.:-`", default="drawn"),
+    ] = None
     priority: Annotated[
         Priority | None, about("smaller runs first, with `--scheduling-policy priority`", default="0")
     ] = None
@@ -151,6 +167,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         """Refuses what contradicts itself."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is only allowed when stream is true", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequestError("prompt_logprobs: not in a stream; leave stream out", "prompt_logprobs")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise InvalidRequestError(f"seed must be {_SEEDS}, got {self.seed}", "seed")
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens must be at least 1, or -1 for what the context holds, got 0"
             raise InvalidRequestError(message, "truncate_prompt_tokens")
@@ -215,6 +235,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
         ),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template", default="none")] = None
+    documents: Annotated[
+        list[dict[str, Any]] | None, about("as `chat_template_kwargs.documents`, for templates that know it")
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+        about("as `chat_template_kwargs.reasoning_effort`, for templates that know it", default="the template's"),
+    ] = None
     continue_final_message: Annotated[
         bool | None, about("the last message, the assistant's, goes on where it ends", default="false")
     ] = None
@@ -240,6 +267,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
     include_reasoning: Annotated[
         bool | None, about("whether the reply has what the model thinks before it answers", default="true")
     ] = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given beside the messages."""
+        named = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        given = {name: value for name, value in named.items() if value is not None}
+        return given | (self.chat_template_kwargs or {})
 
     def check(self) -> None:
         """The same for chat."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -39,6 +39,18 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(msgspec.Struct):
+    """Of a token at a place of the prompt. `rank`: 1 is the most likely one."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each token of a prompt, by token id: of the token itself and of the most likely ones. The first token has none.
+PromptLogprobs: TypeAlias = list[dict[int, PromptLogprob] | None]
+
+
 class CompletionChoice(msgspec.Struct, kw_only=True):
     """A choice of a completion, or what a chunk adds to it."""
 
@@ -49,6 +61,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -134,6 +147,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct):

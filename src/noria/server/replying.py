@@ -30,7 +30,7 @@ class Replying:
     def __init__(
         self, kind: str, prefix: str, wanted: GenerationRequest, stream: RequestStream, arrived: float
     ) -> None:
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.id = f"{prefix}-{wanted.request_id or uuid.uuid4().hex}"
         self.created = int(time.time())
         self.tokens = 0
         self.quiet: UnsetType | None = None if wanted.include_usage else UNSET
