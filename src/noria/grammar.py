@@ -15,6 +15,7 @@ from typing import Any
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar as specs
 from noria.frontend.grammar import Spec, SpecError
+from noria.guidance import BYTES, make_tokenizer
 
 
 def json_object() -> str:
@@ -60,4 +61,4 @@ def _compiled(spec: Spec) -> str:
 
 @cache
 def _tokenizer() -> Any:
-    return specs.make_tokenizer(specs.BYTES)
+    return make_tokenizer(BYTES)

@@ -15,6 +15,7 @@ from noria.errors import EngineError, InvalidRequestError, QueueFullError
 from noria.frontend import grammar, grammars
 from noria.frontend.grammar import Spec
 from noria.frontend.grammars import Compiler, Grammars
+from noria.guidance import BYTES, make_tokenizer, vocabulary_of
 
 # Workers that begin as the real one does and then do what their name says.
 _BEGIN = """
@@ -67,7 +68,7 @@ def test_a_process_that_is_kept_compiles(make: Callable[..., Grammars]) -> None:
 
     async def run() -> None:
         first = await made.of(grammar.any_object(), "response_format")
-        assert first == grammar.compile_spec(grammar.any_object(), grammar.make_tokenizer(grammar.BYTES))
+        assert first == grammar.compile_spec(grammar.any_object(), make_tokenizer(BYTES))
         pid = made.compiler.pid
         for text in ("a+", "b+", "a+"):
             assert text in await made.of(grammar.regex(text), "structured_outputs")
@@ -132,6 +133,12 @@ def test_one_that_ended_while_nobody_needed_it_is_replaced(make: Callable[..., G
         assert await made.of(grammar.regex("a+"), "f")
 
     asyncio.run(run())
+
+
+def test_a_model_without_an_end_token(make: Callable[..., Grammars]) -> None:
+    made = make(vocabulary=lambda: vocabulary_of([b"a", b"b"], (), ()))
+    assert "no end token" in refusal(made.of(grammar.any_object(), "response_format"))
+    assert made.compiler.pid is not None
 
 
 def test_a_process_that_cannot_start(make: Callable[..., Grammars]) -> None:

@@ -13,8 +13,8 @@ from fakes import Running, recited, serving, wait_until
 from llguidance import LLMatcher
 from test_grammars import SLEEPER
 
-from noria.frontend.grammar import BYTES, make_tokenizer
 from noria.frontend.grammars import Compiler, Grammars
+from noria.guidance import BYTES, make_tokenizer
 
 TOKENIZER = make_tokenizer(BYTES)
 POINT = {

@@ -13,7 +13,7 @@ from fakes import BOS, ReciterCore, Running, serving
 from llguidance import LLMatcher
 from test_completions import chunks
 
-from noria.frontend.grammar import BYTES, make_tokenizer
+from noria.guidance import BYTES, make_tokenizer
 from noria.server.tools.dialect import Dialect
 from noria.server.tools.forcing import Style
 from noria.server.tools.formats import FORMATS

@@ -12,7 +12,8 @@ from structured import SCHEMAS  # of benchmarks/
 import noria
 from noria.errors import InvalidRequestError
 from noria.frontend import grammar
-from noria.frontend.grammar import BYTES, Spec, SpecError, Vocabulary, compile_spec, make_tokenizer
+from noria.frontend.grammar import Spec, SpecError, compile_spec
+from noria.guidance import BYTES, make_tokenizer, vocabulary_of
 
 TOKENIZER = make_tokenizer(BYTES)
 PERSON = {
@@ -187,6 +188,17 @@ def test_choices() -> None:
     assert grammar.choice(["a", "b", "a"]) == grammar.choice(["a", "b"])
 
 
+def test_as_many_choices_as_there_may_be() -> None:
+    texts = [f"item number {index}" for index in range(grammar.MAX_CHOICES)]
+    assert accepts(grammar.choice(texts), texts[-1])
+
+
+def test_what_takes_too_much_to_follow_is_found_before() -> None:
+    many = "start: " + " | ".join(f"r{index}" for index in range(3000))
+    rules = "".join(f'\nr{index}: "a" "b{index}"' for index in range(3000))
+    assert "takes too much to follow" in refusal(grammar.lark(many + rules))
+
+
 def test_grammars_in_both_notations() -> None:
     sums = 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/', 'root ::= number ("+" number)*\nnumber ::= [0-9]+'
     for text in sums:
@@ -207,7 +219,7 @@ def test_texts_within_a_grammar() -> None:
 
 def test_control_tokens_of_the_vocabulary() -> None:
     pieces = (*(bytes((value,)) for value in range(256)), b"<end>", b"<tool>")
-    known = make_tokenizer(Vocabulary(pieces, (256, 257), 256))
+    known = make_tokenizer(vocabulary_of(pieces, (256,), (256, 257)))
     matcher = LLMatcher(known, compile_spec(grammar.lark('start: <tool> "a"'), known), log_level=0)
     assert matcher.consume_tokens([257, ord("a")])
     assert "<tool>" in refusal(grammar.lark('start: <tool> "a"'))

@@ -11,7 +11,8 @@ import pytest
 from llguidance import LLMatcher
 
 from noria.frontend import grammar
-from noria.frontend.grammar import Spec, Vocabulary, compile_spec, make_tokenizer
+from noria.frontend.grammar import Spec, compile_spec
+from noria.guidance import make_tokenizer, vocabulary_of
 from noria.server.tools.answer import AnswerReader
 from noria.server.tools.forcing import Style, beside, forced, guarded
 from noria.server.tools.formats import FORMATS
@@ -38,7 +39,7 @@ MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</
 CONTROL = {mark: 257 + index for index, mark in enumerate(MARKS)}
 END = 256
 PIECES = (*(bytes((value,)) for value in range(256)), b"<end>", *(mark.encode() for mark in MARKS))
-TOKENIZER: Any = make_tokenizer(Vocabulary(PIECES, (END, *CONTROL.values()), END))
+TOKENIZER: Any = make_tokenizer(vocabulary_of(PIECES, (END,), (END, *CONTROL.values())))
 STYLES = [
     pytest.param(Style(form, thinking, control), id=f"{name}-{thinking and thinking.always}-{bool(control)}")
     for name, form in FORMATS.items()

@@ -11,6 +11,7 @@ white space. It takes the fewest tokens, and a model cannot lose itself in it.
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -18,13 +19,14 @@ from typing import Any, Literal
 import msgspec
 
 from noria.errors import InvalidRequestError
-from noria.frontend.detokenizer import TokenBytes
+from noria.guidance import make_limits
 
 MAX_TEXT = 256 * 1024  # bytes of a schema or grammar, or of all choices together
 MAX_REGEX = 16 * 1024  # characters
 MAX_WHITESPACE = 256  # characters of a pattern for white space
 MAX_CHOICES = 4096
 MAX_DEPTH = 64  # of a schema's JSON
+_TRIED = 16  # tokens of an answer, when a grammar is compiled
 _SHOWN = 400  # characters of what llguidance says
 _RECURSION = "it is nested too deeply"
 
@@ -49,27 +51,6 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     text: str
     lenient: bool = False
     whitespace: str | None = None
-
-
-class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
-    """What tokens a grammar is made of. `pieces`: the bytes of each token, empty for those that no text has; of the
-    `special` ones, their names. `end`: a token that ends an answer."""
-
-    pieces: tuple[bytes, ...]
-    special: tuple[int, ...]
-    end: int
-
-
-BYTES = Vocabulary((*(bytes((value,)) for value in range(256)), b"<end>"), (256,), 256)  # enough for most checks
-
-
-def vocabulary_of(tokenizer: TokenBytes, end_ids: Sequence[int]) -> Vocabulary:
-    """The vocabulary of a model whose end tokens these are."""
-    pieces = tuple(map(tokenizer.token_bytes, range(tokenizer.vocab_size)))
-    ends = [token for token in end_ids if token < len(pieces)]
-    if not ends:  # any token may then follow what is complete, which does not matter for what can match
-        pieces, ends = (*pieces, b"<end>"), [len(pieces)]
-    return Vocabulary(pieces, tuple(tokenizer.special_ids | set(ends)), ends[0])
 
 
 # ---------------------------------------------------------------------------------------------------- making them
@@ -166,12 +147,12 @@ def _options(lenient: bool, whitespace: str | None) -> Any:
 
 
 def compile_spec(spec: Spec, tokenizer: Any) -> str:
-    """The serialised grammar of a specification, tried with an `LLTokenizer` up to its first token.
+    """The serialised grammar of a specification, tried with an `LLTokenizer` and followed for some tokens.
 
     Raises:
         SpecError: it cannot be served.
     """
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
     try:
         serialised = _serialise(spec)
@@ -181,44 +162,31 @@ def compile_spec(spec: Spec, tokenizer: Any) -> str:
         raise SpecError(_RECURSION) from None
     except Exception as error:
         raise SpecError(_tidy(str(error))) from None
-    matcher = LLMatcher(tokenizer, serialised, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    mask = b"" if matcher.is_error() else matcher.compute_bitmask()  # one bit per token
+    matcher = LLMatcher(tokenizer, serialised, log_level=0, limits=make_limits())
+    allowed = _allowed(matcher, tokenizer)
     if matcher.is_error():
         raise SpecError(_explain(spec, matcher.get_error()))
-    if not any(_without(mask, tokenizer.eos_tokens)):
+    if not allowed:
         raise SpecError("nothing but an empty answer can match it")
+    dice = random.Random(0)  # the same answer for the same specification
+    for _ in range(_TRIED):
+        if not allowed:
+            break
+        matcher.consume_token(dice.choice(allowed))
+        allowed = _allowed(matcher, tokenizer)
+    if matcher.is_error():
+        raise SpecError(f"it takes too much to follow: {_tidy(matcher.get_error())}")
     return serialised
 
 
-def _without(mask: bytes, tokens: Sequence[int]) -> bytearray:
-    """A mask in which these tokens are not allowed."""
-    left = bytearray(mask)
-    for token in tokens:
-        left[token // 8] &= ~(1 << token % 8) & 0xFF
-    return left
-
-
-def make_tokenizer(vocabulary: Vocabulary) -> Any:
-    """llguidance's tokeniser of a vocabulary."""
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)))
-
-
-class _Tokens:
-    """A vocabulary as llguidance asks for it. Texts are spelt byte by byte: only what they may be matters here."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.pieces
-        self.special_token_ids = vocabulary.special
-        self.eos_token_id = vocabulary.end
-        self._single = {piece: token for token, piece in enumerate(vocabulary.pieces) if len(piece) == 1}
-
-    def __call__(self, text: bytes) -> list[int]:
-        letters = (bytes((value,)) for value in text)
-        return [self._single[letter] for letter in letters if letter in self._single]
+def _allowed(matcher: Any, tokenizer: Any) -> list[int]:
+    """Tokens that may come next, but those that end the answer."""
+    if matcher.is_error() or matcher.is_stopped():
+        return []
+    mask = matcher.compute_bitmask()  # one bit per token
+    ends = frozenset(tokenizer.eos_tokens)
+    bits = ((8 * at + bit, byte) for at, byte in enumerate(mask) if byte for bit in range(8))
+    return [token for token, byte in bits if byte >> token % 8 & 1 and token not in ends]
 
 
 def _serialise(spec: Spec) -> str:
@@ -233,7 +201,8 @@ def _serialise(spec: Spec) -> str:
         serialised = LLMatcher.grammar_from_regex(spec.text)
     elif spec.kind == "choice":
         texts = " | ".join(map(quoted, json.loads(spec.text)))
-        serialised = LLMatcher.grammar_from_lark(f"start: {texts}")
+        # As one terminal: alternatives of rules would each be an item of the parser's.
+        serialised = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
     else:
         text = any_to_lark(spec.text) if spec.kind == "grammar" else spec.text
         serialised = LLMatcher.grammar_from_lark(text)

@@ -17,7 +17,10 @@ from typing import Any
 
 import msgspec
 
-from noria.frontend.grammar import Spec, SpecError, Vocabulary, compile_spec, make_tokenizer
+from noria.errors import GrammarError
+from noria.frontend.grammar import Spec, SpecError, compile_spec
+from noria.guidance import make_tokenizer
+from noria.messages import Vocabulary
 from noria.wire import Frames, frame
 
 _PIECE = 1 << 16  # bytes read at a time
@@ -35,7 +38,13 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 
 def verdict(spec: Spec, tokenizer: Any) -> Verdict:
-    """What becomes of a specification, whatever happens short of the end of the process."""
+    """What becomes of a specification, whatever happens short of the end of the process.
+
+    Args:
+        tokenizer: an `LLTokenizer`, or why there is none.
+    """
+    if isinstance(tokenizer, GrammarError):
+        return Verdict(None, f"nothing can be asked of this model's answers: {tokenizer}")
     try:
         return Verdict(compile_spec(spec, tokenizer))
     except SpecError as error:
@@ -71,7 +80,11 @@ def answer_all(out: int, seconds: float) -> None:
     first = next(messages, None)
     if first is None:
         return
-    tokenizer = make_tokenizer(msgspec.msgpack.decode(first, type=Vocabulary))
+    vocabulary = msgspec.msgpack.decode(first, type=Vocabulary)
+    try:
+        tokenizer: Any = make_tokenizer(vocabulary)
+    except GrammarError as error:
+        tokenizer = error  # that is what becomes of all
     _write(out, b"")
     decoder, encoder = msgspec.msgpack.Decoder(Spec), msgspec.msgpack.Encoder()
     for message in messages:

@@ -22,8 +22,10 @@ from functools import partial
 import msgspec
 
 from noria.errors import EngineError, InvalidRequestError, QueueFullError, UnavailableError
-from noria.frontend.grammar import BYTES, Spec, Vocabulary
+from noria.frontend.grammar import Spec
 from noria.frontend.grammar_worker import Verdict
+from noria.guidance import BYTES
+from noria.messages import Vocabulary
 from noria.observe.logging import get_logger
 from noria.wire import Frames, frame
 

@@ -146,7 +146,6 @@ async def _assemble(
 ) -> ServerState:
     from noria.frontend.client import EngineClient
     from noria.frontend.detokenizer import Pieces
-    from noria.frontend.grammar import vocabulary_of
     from noria.frontend.grammars import Compiler, Grammars
     from noria.frontend.inputs import InputProcessor
     from noria.observe.metrics import Metrics
@@ -177,7 +176,7 @@ async def _assemble(
         )
     inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size)
     aliases = () if server.served_model_name else (files.name,)
-    grammars = Grammars(Compiler(lambda: vocabulary_of(tokenizer, ends), server.grammar_timeout))
+    grammars = Grammars(Compiler(lambda: pieces.vocabulary(ends), server.grammar_timeout))
     return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, dialect, grammars=grammars)
 
 
