@@ -207,6 +207,10 @@ EFFECTS: dict[str | tuple[str, str], Callable[[Ask], bool]] = {
     (TOKENIZE, "chat_template_kwargs"): lambda ask: (
         bytes(ask(prompt=None, messages=MESSAGES, chat_template_kwargs={"a": "b"}).json["tokens"][-15:-11]) == b"a=b\n"
     ),
+    (TOKENIZE, "tools"): lambda ask: (
+        ask(prompt=None, messages=MESSAGES, tools=TOOLS).json["count"]
+        > ask(prompt=None, messages=MESSAGES).json["count"]
+    ),
     "return_token_strs": lambda ask: ask(return_token_strs=True).json["token_strs"][1] == "a",
     "tokens": lambda ask: ask(tokens=[66]).json["prompt"] == "B",
     ("/detokenize", "skip_special_tokens"): lambda ask: ask(skip_special_tokens=True).json["prompt"] == "A",

@@ -181,6 +181,12 @@ def test_functions_are_described_where_the_template_cannot(http: httpx.Client) -
     assert rest == "words\nassistant: "
 
 
+def test_tokens_of_a_prompt_with_tools(http: httpx.Client) -> None:
+    ids = ask(http, "words", return_token_ids=True)["prompt_token_ids"]
+    assert http.post("/tokenize", json=body("words")).json()["tokens"] == ids
+    assert http.post("/tokenize", json=body("words", tools=[])).json()["count"] < len(ids)
+
+
 def test_results_are_told_where_the_template_cannot(http: httpx.Client) -> None:
     call = {"id": "a1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Köln"}'}}
     messages = [

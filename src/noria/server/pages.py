@@ -16,6 +16,7 @@ from noria.server.openapi import document
 from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
 from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, TokenizerInfo, Version
 from noria.server.state import ServerState
+from noria.server.tools.request import tool_use
 
 _tokenize = msgspec.json.Decoder(TokenizeRequest)
 _detokenize = msgspec.json.Decoder(DetokenizeRequest)
@@ -45,8 +46,9 @@ async def tokenize(request: Request) -> Response:
     if (wanted.prompt is None) == (wanted.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if wanted.messages is not None:
-        messages, variables = plain_messages(wanted.messages), wanted.chat_template_kwargs
-        ids = await state.inputs.chat(messages, None, wanted.add_generation_prompt, variables)
+        use = tool_use(wanted.tools, None, None)
+        messages, tools = state.dialect.conversation(plain_messages(wanted.messages), use)
+        ids = await state.inputs.chat(messages, tools, wanted.add_generation_prompt, wanted.chat_template_kwargs)
     else:
         ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
     reply = Tokenized(count=len(ids), max_model_len=state.inputs.max_model_len, tokens=ids)

@@ -298,6 +298,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: Annotated[bool, about("whether a text prompt begins with the model's BOS")] = True
     add_generation_prompt: Annotated[bool, about("whether the template opens the assistant's turn")] = True
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template")] = None
+    tools: Annotated[list[Tool] | None, about("functions that the model is shown, beside messages")] = None
     return_token_strs: Annotated[bool | None, about("adds `token_strs`, the text of each token")] = None
 
 
