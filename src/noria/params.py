@@ -20,6 +20,7 @@ MAX_STOP_LENGTH = 1024  # characters
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED = 1024  # token ids
 MAX_N = 128
 MAX_SEED = 2**64 - 1
 MAX_GRAMMAR = 512 * 1024  # characters
@@ -57,6 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             output.
         frequency_penalty, presence_penalty: in [-2, 2]; over output tokens.
         logit_bias: token id → addend in [-100, 100].
+        allowed_token_ids: if any, no other token is possible, not even an end token. Not beside a grammar.
         logprobs: None, or how many of the most likely alternatives to report beside the chosen token (0 … 20).
         prompt_logprobs: the same for each prompt token.
         skip_special_tokens: leave control tokens out of the text.
@@ -79,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: dict[int, Bias] = {}
+    allowed_token_ids: tuple[int, ...] = ()
     logprobs: Alternatives | None = None
     prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool = True
@@ -89,7 +92,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         # The one place that may write to it: one string, or a list, is taken for what it means.
         given: Any = self.stop
         msgspec.structs.force_setattr(self, "stop", (given,) if isinstance(given, str) else tuple(given))
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            msgspec.structs.force_setattr(self, name, tuple(getattr(self, name)))
         for one in _ranges():
             one.check(getattr(self, one.name))
         if self.seed is not None and (isinstance(self.seed, bool) or not 0 <= self.seed <= MAX_SEED):
@@ -105,6 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequestError(message, "grammar")
         self._check_stop()
         self._check_bias()
+        self._check_allowed()
 
     def _check_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -125,6 +130,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias) or not -100.0 <= bias <= 100.0:
                 raise InvalidRequestError(f"logit_bias: {bias} for token {token} is outside -100…100", "logit_bias")
+
+    def _check_allowed(self) -> None:
+        if len(self.allowed_token_ids) > MAX_ALLOWED:
+            raise InvalidRequestError(f"allowed_token_ids: at most {MAX_ALLOWED} ids", "allowed_token_ids")
+        if self.allowed_token_ids and self.grammar is not None:
+            raise InvalidRequestError(
+                "allowed_token_ids: not beside something that the answer must look like", "allowed_token_ids"
+            )
 
     @property
     def greedy(self) -> bool:

@@ -58,6 +58,8 @@ SUBJECTS = (
         grammar=JSON,
     ),
     SamplingParams(temperature=1.3, min_p=0.05, max_tokens=20, seed=4, grammar=regex("[a-z ]+")),
+    SamplingParams(temperature=0.8, max_tokens=24, logprobs=2, seed=9, allowed_token_ids=(97, 98, 99, 150)),
+    SamplingParams(temperature=0.0, max_tokens=24, min_tokens=20, seed=0, allowed_token_ids=(31, 32, END)),
 )
 
 
@@ -132,6 +134,11 @@ def test_outputs_match_their_grammars_and_end(expected: list[Answer]) -> None:
         assert not set(answer.tokens[:-1]) & {START, *ENDS}
         assert max(answer.tokens) < len(TOKENS)
     assert 256 + 7 not in expected[3].tokens  # "aa", which logit_bias forbids
+    assert len(set(expected[5].tokens)) > 1
+    assert set(expected[5].tokens) <= {97, 98, 99, 150}
+    assert len(expected[5].tokens) == 24
+    assert set(expected[6].tokens) <= {31, 32, END}
+    assert END not in expected[6].tokens[:20]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -194,9 +201,9 @@ def test_resumed_in_the_middle(tiny: str, expected: list[Answer], kept: int) -> 
 
 
 def test_the_reference_backend_says_the_same(tiny: str) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=40, seed=0, grammar=JSON)
+    asks = [ask(0, SamplingParams(temperature=0.0, max_tokens=40, seed=0, grammar=JSON)), ask(6, SUBJECTS[6])]
     answers = [
-        run(options(tiny, model={"dtype": "f32"}, device={"backend": backend}), [ask(0, params)], vocabulary())[0]
+        run(options(tiny, model={"dtype": "f32"}, device={"backend": backend}), asks, vocabulary())[0]
         for backend in ("cpu", "reference")
     ]
     same(answers[0], answers[1])

@@ -162,6 +162,8 @@ EFFECTS: dict[str | tuple[str, str], Callable[[Ask], bool]] = {
     "stream_options": lambda ask: (
         '"completion_tokens":20' in ask(stream=True, stream_options={"include_usage": True}).text
     ),
+    "allowed_token_ids": reaches("allowed_token_ids", [65, 66], (65, 66)),
+    "bad_words": shapes("bad_words", ["eel"]),
     "response_format": shapes("response_format", {"type": "json_object"}),
     "structured_outputs": shapes("structured_outputs", {"choice": ["a", "b"]}),
     "guided_json": shapes("guided_json", SCHEMA),

@@ -232,3 +232,30 @@ def test_a_client_that_goes_while_its_grammar_compiles() -> None:
             post(client, PATHS[1], guided_regex="a+")
         wait_until(lambda: server.state.client.unfinished == 0)
         assert server.core.submitted == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bad_words_are_in_no_answer(running: Running, http: httpx.Client, path: str) -> None:
+    words = ["eel", "[a.b]*", "größer", "new\nline", '"quoted"', "\\d", "/"]
+    made = grammar_of(running, http, path, bad_words=words, min_tokens=2)
+    for word in words:
+        assert not accepts(made, f"before {word} behind")
+        assert accepts(made, f"before {word[:-1]}")
+    assert accepts(made, "")
+    assert accepts(made, "anything\nelse, groß, 🌊")
+    assert grammar_of(running, http, path, bad_words=[]) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"bad_words": ["a"], "guided_regex": "b"}, "bad_words"),
+        ({"bad_words": ["a"], "ignore_eos": True}, "bad_words"),
+        ({"bad_words": ["a"], "allowed_token_ids": [5]}, "bad_words"),
+        ({"allowed_token_ids": [5], "guided_regex": "b"}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5000]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+    ],
+)
+def test_what_restricts_an_answer_stands_alone(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    assert refusal(http, **fields)[0] == param

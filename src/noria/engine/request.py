@@ -125,6 +125,8 @@ def make_request(submit: Submit, order: int, now: float, vocab_size: int, max_mo
         )
     if any(not 0 <= token < vocab_size for token in params.logit_bias):
         raise RefusedRequest(f"logit_bias: a token id is outside the vocabulary of {vocab_size}")
+    if any(not 0 <= token < vocab_size for token in params.allowed_token_ids):
+        raise RefusedRequest(f"allowed_token_ids: a token id is outside the vocabulary of {vocab_size}")
     # A stop id outside the vocabulary can never be sampled: dropping it changes nothing.
     stops = tuple(token for token in submit.stop_ids if 0 <= token < vocab_size)
     return Request(

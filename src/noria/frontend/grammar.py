@@ -91,6 +91,17 @@ def grammar(text: str, field: str = "grammar") -> Spec:
     return Spec("grammar", _bounded(text, MAX_TEXT, field))
 
 
+def without(texts: Sequence[str], field: str = "grammar") -> Spec:
+    """Any text, of which none of these is a part."""
+    parts = "|".join(re.sub(r"[^a-zA-Z0-9]", _escaped, text) for text in texts)
+    return lark(f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*({parts}).*)/", field)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A character that stands for itself in a regular expression of Lark's."""
+    return f"\\x{{{ord(found[0]):x}}}"
+
+
 def lark(text: str, field: str = "grammar") -> Spec:
     """The same, surely in Lark's notation. See `embedded` and `quoted` for what may stand in it."""
     return Spec("lark", _bounded(text, MAX_TEXT, field))

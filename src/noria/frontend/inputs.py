@@ -244,10 +244,11 @@ class InputProcessor:
     ) -> SamplingParams:
         """Sets `max_tokens` (to `default`, or to what the context leaves) and refuses what cannot fit.
 
-        Token ids in `logit_bias` and `stop_token_ids` are checked too.
+        Token ids in `logit_bias`, `stop_token_ids` and `allowed_token_ids` are checked too.
         """
         self.check_ids(list(params.logit_bias), "logit_bias")
         self.check_ids(params.stop_token_ids, "stop_token_ids")
+        self.check_ids(params.allowed_token_ids, "allowed_token_ids")
         wanted = params.max_tokens
         self.check_room(prompt_tokens, wanted, field)
         room = self.max_model_len - prompt_tokens

@@ -54,8 +54,6 @@ _BOTH: dict[str, Ignored | Refused] = {
     "use_beam_search": Refused(_NO_BEAMS),
     "length_penalty": Refused(_NO_BEAMS, (1,)),
     "early_stopping": Refused(_NO_BEAMS),
-    "allowed_token_ids": Refused("not there yet"),
-    "bad_words": Refused("not there yet"),
     "logits_processors": Refused("no code is taken from requests"),
     "thinking_token_budget": Refused("thinking is not counted apart; `max_tokens` holds for all of the answer"),
     "mm_processor_kwargs": Refused(_TEXT_ONLY),

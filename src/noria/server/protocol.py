@@ -13,6 +13,7 @@ from msgspec import Meta, Raw, field
 
 from noria.errors import InvalidRequestError
 from noria.params import (
+    MAX_ALLOWED,
     MAX_LOGIT_BIAS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
@@ -30,7 +31,7 @@ from noria.params import (
     TopP,
 )
 from noria.server.fields import about
-from noria.server.structured import ResponseFormat, StructuredOutputs
+from noria.server.structured import MAX_BAD_WORD, MAX_BAD_WORDS, ResponseFormat, StructuredOutputs
 from noria.server.tools.request import MAX_TOOL_BYTES, MAX_TOOLS, Tool, check_calls
 
 MAX_SALT = 256  # characters of `cache_salt`
@@ -104,6 +105,15 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     presence_penalty: Annotated[Penalty | None, about("over the answer, for tokens that occurred", default="0")] = None
     logit_bias: Annotated[
         Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None, about(_BIAS, default="none")
+    ] = None
+    allowed_token_ids: Annotated[
+        Annotated[list[int], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        about("no other token is possible, not even the model's end tokens", default="all"),
+    ] = None
+    bad_words: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD)]], Meta(max_length=MAX_BAD_WORDS)]
+        | None,
+        about("texts that the answer never has, however they are cut into tokens", default="none"),
     ] = None
     skip_special_tokens: Annotated[bool | None, about("leaves control tokens out of the text", default="true")] = None
     include_stop_str_in_output: Annotated[
@@ -350,6 +360,7 @@ def sampling_params(
         values["seed"] %= 2**64  # the API's seeds are signed 64-bit numbers
     values["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     values["stop_token_ids"] = tuple(request.stop_token_ids or ())
+    values["allowed_token_ids"] = tuple(request.allowed_token_ids or ())
     values["logit_bias"] = _bias(request.logit_bias or {})
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 

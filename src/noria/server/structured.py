@@ -59,6 +59,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: Annotated[Any, about("refused")] = None
 
 
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD = 128  # characters
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What an answer must look like, and the field that says so."""
@@ -74,8 +78,15 @@ def form_of(wanted: GenerationRequest) -> Form | None:
         InvalidRequestError: more than one thing is asked for, or something that cannot go together with it.
     """
     forms = list(_forms(wanted))
+    if wanted.bad_words:
+        if forms or wanted.allowed_token_ids or wanted.ignore_eos:
+            other = forms[0].field if forms else "ignore_eos" if wanted.ignore_eos else "allowed_token_ids"
+            raise InvalidRequestError(f"bad_words: not beside {other}", "bad_words")
+        return Form(grammar.without(wanted.bad_words, "bad_words"), "bad_words")
     if not forms:
         return None
+    if wanted.allowed_token_ids:
+        raise InvalidRequestError(f"allowed_token_ids: not beside {forms[0].field}", "allowed_token_ids")
     if len(forms) > 1:
         raise InvalidRequestError(
             f"{forms[1].field}: {forms[0].field} says what the answer is; give one", forms[1].field

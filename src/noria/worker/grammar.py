@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -187,6 +188,7 @@ class Matchers:
         self._bits: UInt32 = np.zeros((slots, -(-vocab // 32)), np.uint32)
         self._threads = max(1, min(threads, _MOST_MASK_THREADS))
         self._executor: Any = None
+        self._fixed: dict[int, UInt32] = {}  # slot → [words] mask of the tokens that its request allows
         self._matchers: dict[int, Any] = {}
         self._failures: dict[int, str] = {}  # slot → why it cannot go on
         self._pending: dict[int, Future[_Outcome]] = {}
@@ -195,8 +197,11 @@ class Matchers:
         self._advancing = Lane("noria-grammar-masks")
 
     def admit(self, admission: Admission) -> None:
-        """Binds a slot to the grammar of its request, if it has one, and takes in its output so far."""
+        """Binds a slot to the grammar of its request, if it has one, and takes in its output so far; or to the tokens
+        that the request allows."""
         slot, text = admission.slot, admission.params.grammar
+        if admission.params.allowed_token_ids:
+            self._fixed[slot] = _mask_of(admission.params.allowed_token_ids, self._bits.shape[1])
         if text is None:
             return
         compiled = self.grammars.find(text)
@@ -208,6 +213,7 @@ class Matchers:
     def release(self, slot: int) -> None:
         """Forgets a slot's grammar. What is under way for it may still write to its mask."""
         self._bound[slot] = False
+        self._fixed.pop(slot, None)
         self._matchers.pop(slot, None)
         self._failures.pop(slot, None)
 
@@ -229,8 +235,16 @@ class Matchers:
 
     def masks(self, slots: Int32) -> TokenMasks | None:
         """Of rows that were waited for; None if no row has one."""
-        rows = np.flatnonzero(self._bound[slots])
-        return TokenMasks(rows.astype(np.int32), self._bits[slots[rows]]) if len(rows) else None
+        masked = self._bound[slots]
+        fixed = [row for row, slot in enumerate(slots.tolist()) if slot in self._fixed] if self._fixed else []
+        masked[fixed] = True
+        rows = np.flatnonzero(masked)
+        if not len(rows):
+            return None
+        bits = self._bits[slots[rows]]
+        for row in fixed:
+            bits[np.searchsorted(rows, row)] = self._fixed[int(slots[row])]
+        return TokenMasks(rows.astype(np.int32), bits)
 
     def advance(self, slots: Int32, tokens: Int32) -> None:
         """Takes in the token sampled for each row, and begins to work out the next masks."""
@@ -285,6 +299,14 @@ class Matchers:
             if not any_token:
                 failures.setdefault(slot, _excuse("no token is possible"))
         return failures
+
+
+def _mask_of(tokens: Sequence[int], words: int) -> UInt32:
+    """[words] with the bits of these tokens."""
+    ids = np.asarray(tokens, np.int64)
+    mask = np.zeros(words, np.uint32)
+    np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return mask
 
 
 def _excuse(error: str) -> str:

@@ -162,7 +162,7 @@ def _greedy_from(admission: Admission) -> int:
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     if not params.greedy or params.logprobs is not None or params.logit_bias or penalties != (1.0, 0.0, 0.0):
         return _NEVER
-    if params.grammar is not None:
+    if params.grammar is not None or params.allowed_token_ids:
         return _NEVER
     # Before min_tokens, end tokens are passed over.
     return params.min_tokens if admission.stop_ids else 0
