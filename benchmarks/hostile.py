@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import platform
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -78,9 +80,19 @@ async def metrics(port: int) -> dict[str, float]:
     return found
 
 
+def engine_of(server: psutil.Process) -> psutil.Process | None:
+    """The engine of a server, if there is one just now."""
+    for child in server.children():
+        with contextlib.suppress(psutil.Error):
+            if "noria.engine.process" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                return child
+    return None
+
+
 def memory(server: psutil.Process) -> dict[str, int]:
     """Resident bytes of the API process and of its engine."""
-    engine = next(child for child in server.children() if "noria.engine.process" in " ".join(child.cmdline()))
+    engine = engine_of(server)
+    assert engine is not None, "the engine is gone"
     return {"API": server.memory_info().rss, "engine": engine.memory_info().rss}
 
 
@@ -247,6 +259,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without the server that was started
     port, log, demands = free_port(), Path("build/bench/hostile.log"), Demands()
     command = noria_command(args.model, port, "--num-blocks", str(BLOCKS))
     with running(command, f"http://127.0.0.1:{port}", log) as server:

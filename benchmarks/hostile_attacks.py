@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import types
 import typing
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from hostile_bodies import CHAT, COMPLETIONS, MB, huge, large
@@ -243,22 +242,33 @@ async def wrong_types(scene: Scene) -> str:
     return await ask(scene, post(path, body.encode()))
 
 
-def _holds_numbers(kind: Any) -> bool:
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        return any(map(_holds_numbers, typing.get_args(kind)))
-    return kind in (int, float) or kind == list[int]
+def _written(kind: Any, edge: str) -> str | None:
+    """JSON for a field of a type, with a number in it; None: it holds none."""
+    if typing.get_origin(kind) is Annotated:
+        return _written(typing.get_args(kind)[0], edge)
+    if kind in (int, float):
+        return edge
+    inner = [made for part in typing.get_args(kind) if (made := _written(part, edge)) is not None]
+    if not inner:
+        return None
+    if typing.get_origin(kind) is dict:
+        return f'{{"260": {inner[-1]}}}'
+    return f"[{inner[0]}]" if typing.get_origin(kind) is list else inner[0]
 
 
-def numeric_fields(struct: type[msgspec.Struct]) -> list[str]:
-    """Fields that hold a number, or a list of them."""
-    return [known.encode_name for known in msgspec.structs.fields(struct) if _holds_numbers(known.type)]
+def numbers(struct: type[msgspec.Struct], edge: str) -> list[tuple[str, str]]:
+    """Fields that hold a number, or many, with JSON that has this one in it."""
+    named = ((known.encode_name, _written(known.type, edge)) for known in msgspec.structs.fields(struct))
+    return [(name, made) for name, made in named if made is not None]
 
 
 @attack(8)
 async def numbers_at_their_edges(scene: Scene) -> str:
-    path = scene.random.choice([path for path in STRUCTS if numeric_fields(STRUCTS[path])])
-    name, edge = scene.random.choice(numeric_fields(STRUCTS[path])), scene.random.choice(EDGES)
-    value = f"[{edge}]" if name in ("stop_token_ids", "tokens", "prompt", "allowed_token_ids") else edge
+    path = scene.random.choice([*STRUCTS])
+    found = numbers(STRUCTS[path], scene.random.choice(EDGES))
+    if not found:
+        return "left"  # /tokenize has none
+    name, value = scene.random.choice(found)
     extra = ', "stream": true' if path in (COMPLETIONS, CHAT) and scene.random.random() < 0.3 else ""
     if name == "top_logprobs":
         extra += ', "logprobs": true'

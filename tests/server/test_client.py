@@ -382,9 +382,11 @@ def test_engines_that_die_one_after_the_other_are_given_up(no_pauses: None, monk
 def test_counts_of_dead_engines_stay(no_pauses: None) -> None:
     async def test(client: EngineClient, engines: list[Scripted]) -> None:
         for engine, steps in ((0, 5), (1, 3)):
-            engines[engine].news.put_nowait(StepOutputs(step=steps, stats=EngineStats(steps_total=steps)))
+            stats = EngineStats(steps_total=steps, running=7, held_blocks=9)
+            engines[engine].news.put_nowait(StepOutputs(step=steps, stats=stats))
             await until(lambda steps=steps: client.metrics.stats.steps_total == steps)
             engines[engine].end()
+            await until(lambda: client.metrics.stats.running == client.metrics.stats.held_blocks == 0)
             await until(lambda engine=engine: len(engines) == engine + 2 and client.ready)
         assert client.metrics.total("steps_total") == 8
 

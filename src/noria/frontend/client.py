@@ -290,6 +290,7 @@ class EngineClient:
     async def _replace(self, error: EngineError) -> None:
         """Another engine, which goes on with what the dead one had. Raises EngineError if there is none."""
         lost = self._recovery.died(self.info.max_num_seqs)
+        self.metrics.ended()
         self._answer_stats()
         if lost:
             now = time.monotonic()
@@ -340,6 +341,7 @@ class EngineClient:
     def _fail_all(self, error: EngineError) -> None:
         self._error = self._error or error
         self._recovery.up = False
+        self.metrics.ended()
         now = time.monotonic()
         refusal = UnavailableError(f"{error}; the request was lost", retry_after=5.0)
         streams = {id(live.stream): live.stream for live in self.requests.values()}

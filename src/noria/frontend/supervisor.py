@@ -81,6 +81,7 @@ class Supervisor:
             raise EngineError(f"{error}; {self.barren} engines have died one after the other before they gave a token")
         if time.monotonic() - self._since > HEALTHY_SECONDS:
             self._deaths = 0
+        failed = error
         for _ in range(MOST_FAILED_STARTS):
             pause = PAUSES[min(self._deaths, len(PAUSES) - 1)]
             self._deaths += 1
@@ -93,11 +94,11 @@ class Supervisor:
             except (ConfigError, EngineError, OSError, asyncio.TimeoutError) as failure:
                 why = str(failure) or f"it was not ready within {START_SECONDS:g} s"
                 log.error("the engine could not be started again: %s", why)
-                error = EngineError(f"{error}; it could not be started again: {why}")
+                failed = EngineError(f"{error}; it could not be started again: {why}")
                 continue
             self._begin()
             return info
-        raise error
+        raise failed
 
     def _begin(self) -> None:
         self.barren += 1

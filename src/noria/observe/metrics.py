@@ -125,11 +125,13 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"noria_{name}", text, ("model_name",), registry=self.registry).labels(self.model)
 
+    def ended(self) -> None:
+        """The engine is gone, and with it what it ran and held; its counts stay."""
+        self.before = {name: self.total(name) for name in EngineStats.__struct_fields__ if name.endswith("_total")}
+        self.stats = EngineStats()
+
     def began(self, info: EngineInfo, restarts: int) -> None:
-        """There is an engine; the counts of those before it stay."""
-        for name in EngineStats.__struct_fields__:
-            if name.endswith("_total"):
-                self.before[name] = self.total(name)
+        """There is an engine."""
         self.info, self.restarts = info, restarts
         self.stats = EngineStats(total_blocks=info.num_blocks, free_blocks=info.num_blocks)
 
