@@ -43,9 +43,9 @@ def test_each_key_is_a_tenant_with_its_share_and_its_salt(keys: str) -> None:
 
 def test_health_and_readiness_are_open_and_nothing_else(keys: str) -> None:
     with serving(options=ServerOptions(api_key_file=keys)) as server, httpx.Client(base_url=server.url) as http:
-        for path in ("/health", "/ready"):
+        for path in ("/health", "/ready", "/health/"):
             assert http.get(path).status_code == 200
-        for path in ("/metrics", "/version", "/v1/models", "/openapi.json", "/health/", "/nothing", "//health"):
+        for path in ("/metrics", "/version", "/v1/models", "/openapi.json", "/health/x", "/nothing", "//health"):
             assert http.get(path).status_code == 401
 
 

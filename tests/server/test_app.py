@@ -235,6 +235,43 @@ def test_tokens_and_back(http: httpx.Client) -> None:
     error_of(http.post("/tokenize", json={}), 400)
 
 
+def test_slashes_at_the_end_of_a_path_change_nothing(http: httpx.Client) -> None:
+    body = {"prompt": "a", "max_tokens": 2}
+    assert http.post("/v1/completions/", json=body).json()["choices"][0]["text"] == recited(2)
+    assert http.get("/v1/models//").json()["object"] == "list"
+    assert http.get("/v1/models/wheel/").json()["id"] == "wheel"
+    assert "there is no / here" in error_of(http.get("/"), 404)["message"]
+    with serving(options=ServerOptions(api_keys=("one",))) as server:
+        assert httpx.get(f"{server.url}/health/").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models/").status_code == 401
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "%2e%2e", "..%2f..", "a%20b", "%00", "ü", "x" * 5000, "?", "wheel?x=1"])
+def test_odd_names_of_models(http: httpx.Client, name: str) -> None:
+    reply = http.get(f"/v1/models/{name}")
+    if name in ("?", "wheel?x=1"):
+        assert reply.json()["object"] == ("list" if name == "?" else "model")
+        return
+    error = error_of(reply, 404)
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/metrics", "/openapi.json"])
+def test_head_is_get_without_a_body(http: httpx.Client, path: str) -> None:
+    reply = http.head(path)
+    assert (reply.status_code, reply.content) == (200, b"")
+    assert reply.headers["content-type"] == http.get(path).headers["content-type"]
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "HEAD"])
+def test_other_methods_are_refused_in_json(http: httpx.Client, method: str) -> None:
+    reply = http.request(method, "/v1/completions")
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == "POST"
+    assert reply.headers["content-type"] == "application/json"
+    assert method == "HEAD" or method in reply.json()["error"]["message"]
+
+
 def test_metrics_add_up() -> None:
     with serving() as server, httpx.Client(base_url=server.url) as http:
         http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 7, "n": 2})

@@ -192,6 +192,9 @@ EFFECTS: dict[str | tuple[str, str], Callable[[Ask], bool]] = {
     "chat_template_kwargs": lambda ask: "mood=calm\n" in ask(chat_template_kwargs={"mood": "calm"}).prompt,
     "documents": lambda ask: "documents=[{'title': 'a'}]\n" in ask(documents=[{"title": "a"}]).prompt,
     "reasoning_effort": lambda ask: "reasoning_effort=low\n" in ask(reasoning_effort="low").prompt,
+    (TOKENIZE, "continue_final_message"): lambda ask: (
+        bytes(ask(prompt=None, messages=MESSAGES, continue_final_message=True).json["tokens"][-2:]) == b"so"
+    ),
     "continue_final_message": lambda ask: ask(messages=MESSAGES, continue_final_message=True).prompt.endswith(
         "assistant: so"
     ),

@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.errors import NotFoundError, RequestError
 from noria.observe.logging import get_logger
@@ -44,11 +45,24 @@ def create_app(state: ServerState) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(ApiKeys, access=state.access)],
+        middleware=[Middleware(TrailingSlashes), Middleware(ApiKeys, access=state.access)],
         exception_handlers={HTTPException: _http_error},
     )
     app.state.noria = state
     return app
+
+
+class TrailingSlashes:
+    """ASGI middleware: a path with slashes at its end is the one without. (A redirect would lose a POST's body in many
+    clients, and names a host that a proxy's clients may not reach.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].endswith("/") and len(scope["path"]) > 1:
+            scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        await self._app(scope, receive, send)
 
 
 def _route(path: str, endpoint: Endpoint, method: str) -> Route:
@@ -79,7 +93,7 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods."""
     status = error.status_code if isinstance(error, HTTPException) else describe(error)[0]
-    path = request.url.path
+    path = request.url.path[:200]
     if status == 404:
         return error_response(NotFoundError(f"there is no {path} here"))
     refusal = RequestError(f"{request.method} is not possible on {path}" if status == 405 else f"refused: {status}")

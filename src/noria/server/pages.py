@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import noria
-from noria.errors import InvalidRequestError
 from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
 from noria.server.openapi import document
@@ -43,12 +42,13 @@ async def tokenize(request: Request) -> Response:
     state: ServerState = request.app.state.noria
     wanted = await state.read(request, _tokenize)
     state.check_model(wanted.model)
-    if (wanted.prompt is None) == (wanted.messages is None):
-        raise InvalidRequestError("give either prompt or messages", "prompt")
+    wanted.check()
     if wanted.messages is not None:
         use = tool_use(wanted.tools, None, None)
         messages, tools = state.dialect.conversation(plain_messages(wanted.messages), use)
-        ids = await state.inputs.chat(messages, tools, wanted.add_generation_prompt, wanted.chat_template_kwargs)
+        continued = bool(wanted.continue_final_message)
+        opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
+        ids = await state.inputs.chat(messages, tools, opens, wanted.chat_template_kwargs, continued)
     else:
         ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
     reply = Tokenized(count=len(ids), max_model_len=state.inputs.max_model_len, tokens=ids)

@@ -288,15 +288,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     def check(self) -> None:
         """The same for chat."""
         super().check()
-        if self.continue_final_message and self.add_generation_prompt is True:
-            raise InvalidRequestError(
-                "continue_final_message needs add_generation_prompt: false: either it goes on, or another begins",
-                "continue_final_message",
-            )
-        if self.continue_final_message and (not self.messages or self.messages[-1].role != "assistant"):
-            raise InvalidRequestError(
-                "continue_final_message: the last message must be the assistant's", "continue_final_message"
-            )
+        _check_end(self)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -306,10 +298,35 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: Annotated[str | None, about("a text; either this or `messages`")] = None
     messages: Annotated[list[Message] | None, about("a conversation, rendered by the chat template")] = None
     add_special_tokens: Annotated[bool, about("whether a text prompt begins with the model's BOS")] = True
-    add_generation_prompt: Annotated[bool, about("whether the template opens the assistant's turn")] = True
+    add_generation_prompt: Annotated[
+        bool | None,
+        about("whether the template opens the assistant's turn", default="as on chat"),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("the last message, the assistant's, goes on where it ends", default="false")
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template")] = None
     tools: Annotated[list[Tool] | None, about("functions that the model is shown, beside messages")] = None
     return_token_strs: Annotated[bool | None, about("adds `token_strs`, the text of each token")] = None
+
+    def check(self) -> None:
+        """Refuses what contradicts itself."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequestError("give either prompt or messages", "prompt")
+        _check_end(self)
+
+
+def _check_end(request: ChatRequest | TokenizeRequest) -> None:
+    """Of a conversation: either its last message goes on, or another begins."""
+    name = "continue_final_message"
+    if not request.continue_final_message:
+        return
+    if request.add_generation_prompt is True:
+        raise InvalidRequestError(
+            f"{name} needs add_generation_prompt: false: either it goes on, or another begins", name
+        )
+    if not request.messages or request.messages[-1].role != "assistant":
+        raise InvalidRequestError(f"{name}: the last message must be the assistant's", name)
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -394,7 +411,7 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
         if message.role not in ("system", "developer", "user", "assistant", "tool"):
             where = f"messages[{index}].role"
             raise InvalidRequestError(
-                f"{where}: must be system, developer, user, assistant or tool, got {message.role!r}", where
+                f"{where}: must be system, developer, user, assistant or tool, got {message.role[:100]!r}", where
             )
         entry: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
@@ -424,7 +441,7 @@ def _text(content: str | list[dict[str, Any]] | None, where: str, may_lack: bool
     for index, part in enumerate(content):
         kind, text = part.get("type"), part.get("text")
         if kind not in ("text", "input_text", "refusal"):
-            raise InvalidRequestError(f"{where}[{index}]: this model reads text only, not {kind!r}", where)
+            raise InvalidRequestError(f"{where}[{index}]: this model reads text only, not {str(kind)[:100]!r}", where)
         if not isinstance(text, str):
             raise InvalidRequestError(f"{where}[{index}].text: expected a string", where)
         texts.append(text)

@@ -90,7 +90,7 @@ class ServerState:
     def check_model(self, model: str | None) -> None:
         """404 for a model that is not served here."""
         if model is not None and model != self.name and model not in self.aliases:
-            raise NotFoundError(f"the model {model!r} is not served here; this server has {self.name!r}", "model")
+            raise NotFoundError(f"the model {model[:200]!r} is not served here; this server has {self.name!r}", "model")
 
     def check_capacity(self, request: Request) -> None:
         """Refuses before the body is read: 503 without an engine or while draining, 429 when the queue is full or the
