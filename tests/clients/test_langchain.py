@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
 from served import KEY, MODEL, Served
@@ -68,7 +69,30 @@ class Wheel(BaseModel):
     spokes: int = Field(ge=0, le=99)
 
 
-@pytest.mark.parametrize("method", ["json_schema"])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output(at: dict[str, Any], method: Any) -> None:
     bound = ChatOpenAI(max_tokens=150, **at).with_structured_output(Wheel, method=method)
     assert isinstance(bound.invoke("Describe a water wheel."), Wheel)
+
+
+@tool
+def turn(times: int, direction: str) -> str:
+    """Turns the wheel so many times, left or right."""
+    return f"turned {times} times {direction}"
+
+
+def test_tools(at: dict[str, Any]) -> None:
+    bound = ChatOpenAI(max_tokens=200, **at).bind_tools([turn], tool_choice="turn")
+    messages: list[Any] = [HumanMessage("Turn the wheel three times to the left.")]
+    called = bound.invoke(messages)
+    assert isinstance(called, AIMessage)
+    assert not called.invalid_tool_calls
+    (call,) = called.tool_calls
+    assert call["name"] == "turn"
+    assert set(call["args"]) == {"times", "direction"}
+    streamed = AIMessageChunk("")
+    for chunk in bound.stream(messages):
+        streamed = streamed + chunk
+    assert [made["args"] for made in streamed.tool_calls] == [call["args"]]
+    messages += [called, ToolMessage("turned 3 times left", tool_call_id=call["id"])]
+    assert ChatOpenAI(max_tokens=10, **at).bind_tools([turn], tool_choice="none").invoke(messages).content

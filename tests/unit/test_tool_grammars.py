@@ -16,7 +16,7 @@ from noria.guidance import make_tokenizer, vocabulary_of
 from noria.server.tools.answer import AnswerReader
 from noria.server.tools.forcing import Style, beside, forced, guarded
 from noria.server.tools.formats import FORMATS
-from noria.server.tools.request import Function, ToolUse
+from noria.server.tools.request import Function, ToolUse, schema_of
 from noria.server.tools.thinking import THINK, Thinking
 
 CITY = {
@@ -174,3 +174,16 @@ def test_many_functions() -> None:
     arguments = json.dumps({"a127": {"city": "a"}})
     assert matches(serialised, written(style, ("function_127", arguments)), style)
     assert not matches(serialised, written(style, ("function_127", arguments.replace("city", "town"))), style)
+
+
+def test_a_function_that_lists_its_arguments_gets_no_others() -> None:
+    listed = {"properties": {"a": {"type": "integer"}}}
+    assert schema_of(Function(name="f", parameters=listed)) == {
+        "type": "object",
+        "additionalProperties": False,
+        **listed,
+    }
+    assert "additionalProperties" not in listed
+    for more in ({"additionalProperties": {"type": "string"}}, {"allOf": [{"properties": {"b": {}}}]}):
+        assert schema_of(Function(name="f", parameters=listed | more)) == {"type": "object", **listed, **more}
+    assert schema_of(Function(name="f", parameters={})) == {"type": "object"}

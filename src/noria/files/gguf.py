@@ -186,7 +186,7 @@ class _Parser:
         self._directory(tensor_count)
 
     def fail(self, field: str, why: str) -> NoReturn:
-        raise WeightsError(f"{self.path}: {field}: {why}")
+        raise WeightsError(f"{self.path}: {_shown(field)}: {why}")
 
     def _need(self, count: int, field: str) -> None:
         if count > self.size - self.pos:
@@ -303,7 +303,7 @@ class _Parser:
         sizes = [self._uint(8, name) for _ in range(dims)]
         type_id = self._uint(4, name)
         if type_id not in TENSOR_TYPES:
-            raise UnsupportedModelError(f"{self.path}: {name}: unknown tensor type {type_id}")
+            raise UnsupportedModelError(f"{self.path}: {_shown(name)}: unknown tensor type {type_id}")
         kind, block, block_bytes = TENSOR_TYPES[type_id]
         if min(sizes) < 1 or sizes[0] % block:
             self.fail(name, f"dimensions {sizes} do not suit type {kind}, whose blocks hold {block}")
@@ -311,6 +311,11 @@ class _Parser:
         if nbytes > self.size:
             self.fail(name, f"dimensions {sizes} of {kind} need {nbytes} bytes, the file has {self.size}")
         return name, tuple(reversed(sizes)), kind, nbytes, self._uint(8, name)
+
+
+def _shown(name: str) -> str:
+    """A name as messages show it: in a damaged file it may be thousands of bytes that were never a name."""
+    return name if len(name) <= 100 else f"{name[:100]}…"
 
 
 def _map(path: Path) -> mmap.mmap | bytes:

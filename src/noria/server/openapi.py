@@ -6,7 +6,6 @@ Nothing is said twice: types, ranges and descriptions are those of the structs, 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,9 +85,8 @@ OPERATIONS = (
 )
 
 
-@functools.lru_cache(4)
 def document(name: str, keys: bool) -> dict[str, Any]:
-    """The document of a server, not to be written to.
+    """The document of a server.
 
     Args:
         name: of the model.

@@ -78,11 +78,22 @@ class ToolUse:
         return [{"type": "function", "function": _described(function)} for function in self.functions]
 
 
+# Keywords beside `properties` by which a schema may name further arguments.
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
+
+
 def schema_of(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments, certainly of an object."""
+    """The schema of a function's arguments, certainly of an object.
+
+    One that lists arguments and says nothing of others gets no others: hardly a function takes arguments that it never
+    named, and a small model makes some up where it may.
+    """
     if function.parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object", **function.parameters}
+    schema = {"type": "object", **function.parameters}
+    if "properties" in schema and not any(keyword in schema for keyword in _OPEN):
+        schema["additionalProperties"] = False
+    return schema
 
 
 def _described(function: Function) -> dict[str, Any]:
