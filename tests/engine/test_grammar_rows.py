@@ -18,9 +18,12 @@ from helpers.engine_runs import Answer, Ask, drive, options, run
 from helpers.tiny_models import write_checkpoint
 from helpers.tiny_vocabulary import END, ENDS, START, TOKENS, text_of, vocabulary
 from noria.engine.core import EngineCore
+from noria.errors import BackendError, GrammarError
 from noria.executor.local import LocalExecutor
 from noria.messages import Abort, Submit
 from noria.params import SamplingParams
+from noria.worker import grammar as worker_grammar
+from noria.worker.grammar import Grammars
 
 VOCAB = 317
 SCHEMA = {
@@ -297,3 +300,74 @@ def test_requests_wait_for_the_vocabulary_and_can_be_aborted_meanwhile(tiny: str
         assert core.stats.generation_tokens_total == 4
     finally:
         executor.close()
+
+
+def until_gone(grammars: Grammars, text: str) -> None:
+    """The thread that compiled it may take a moment to let go of it."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            grammars.find(text)
+        except BackendError:
+            return
+        time.sleep(0.001)
+    raise AssertionError("a grammar that nobody holds is kept")
+
+
+def test_grammars_are_compiled_once_and_stay_while_somebody_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_grammar, "_MOST_KEPT", 2)
+    grammars = Grammars(VOCAB)
+    grammars.load(vocabulary())
+    try:
+        texts = [regex(f"a{{{i}}}") for i in range(1, 6)]
+        first = grammars.compile(texts[0]).result()
+        assert grammars.compile(texts[0]).result() is first
+        for text in texts[1:]:
+            grammars.compile(text).result()
+        assert grammars.find(texts[0]) is first
+        assert grammars.compile(texts[0]).result() is first
+        assert grammars.find(texts[4]).text == texts[4]
+        until_gone(grammars, texts[1])  # neither held nor among the last ones
+        for _ in range(2):
+            with pytest.raises(GrammarError, match="cannot be used"):
+                grammars.compile("%bad").result()
+    finally:
+        grammars.close()
+
+
+def test_texts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(VOCAB)
+    grammars.load(vocabulary())
+    try:
+        long, short = regex("a" * 300), regex("b")
+        monkeypatch.setattr(worker_grammar, "_MOST_KEPT_CHARACTERS", 200)
+        grammars.compile(long).result()
+        grammars.compile(short).result()
+        assert grammars.find(short).text == short
+        until_gone(grammars, long)
+    finally:
+        grammars.close()
+
+
+def test_tokens_beyond_the_head_or_too_long_are_never_allowed() -> None:
+    """A head with fewer tokens than the tokenizer, one with more, and a token of which no grammar can speak."""
+    known = vocabulary()
+    lengths = np.frombuffer(known.lengths, "<i4")
+    lengths = np.append(lengths, 5000).astype("<i4")
+    longer = type(known)(
+        tokens=known.tokens + b"a" * 5000,
+        lengths=lengths.tobytes(),
+        end_ids=(END, 9999),
+        special_ids=(START, END, 9999),
+    )
+    for head in (END + 1, len(lengths), len(lengths) + 50):
+        grammars = Grammars(head)
+        grammars.load(longer)
+        try:
+            matcher = grammars.compile(regex("a*")).result().prototype.deep_copy()
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            allowed = {token for token in np.flatnonzero(bits).tolist() if token < head}
+            assert allowed == {token for token, text in enumerate(TOKENS) if text.strip(b"a") == b"" and text} | {END}
+            assert not bits[head:].any()
+        finally:
+            grammars.close()

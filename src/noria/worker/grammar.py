@@ -102,6 +102,9 @@ class Grammars:
 
     def _compile(self, text: str) -> Compiled:
         tokenizer = self._tokenizer.result()
+        held = self._alive.get(text)  # no longer kept, but by a request
+        if held is not None:
+            return held
         import llguidance
 
         # What a grammar may cost, so that a hostile one ends its own requests and nothing else.
@@ -109,8 +112,8 @@ class Grammars:
             initial_lexer_fuel=1_000_000,  # of compiling: some 20 ms
             max_grammar_size=500_000,  # symbols
             step_lexer_fuel=200_000,  # of one mask: some 15 ms
-            step_max_items=50_000,  # of one mask: some 3 ms
-            max_items_in_row=2_000,
+            step_max_items=50_000,  # of one mask: some 10 ms, but ten times that in rows of a most ambiguous grammar
+            max_items_in_row=2_000,  # enough for 500 optional properties
             max_lexer_states=20_000,  # of one request: 40 MB at most
             verbose_errors=False,  # they would hold the whole grammar
         )
@@ -119,9 +122,8 @@ class Grammars:
             prototype.compute_bitmask()  # so that no row's first mask is the one that takes longest
         if prototype.is_error():
             raise GrammarError(f"the grammar cannot be used: {_first_line(prototype.get_error())}")
-        compiled = Compiled(text, prototype)
-        self._alive[text] = compiled
-        return compiled
+        with self._lock:
+            return self._alive.setdefault(text, Compiled(text, prototype))
 
 
 class _Tokens:
@@ -192,6 +194,7 @@ class Matchers:
         self._matchers: dict[int, Any] = {}
         self._failures: dict[int, str] = {}  # slot → why it cannot go on
         self._pending: dict[int, Future[_Outcome]] = {}
+        self._ending: dict[int, Future[_Outcome]] = {}  # of slots given up: their masks may still be written to
         # Rows that begin must not hold up the others: an output that comes back from a preemption may be long.
         self._beginning = Lane("noria-grammar-begin")
         self._advancing = Lane("noria-grammar-masks")
@@ -206,20 +209,23 @@ class Matchers:
             return
         compiled = self.grammars.find(text)
         output = admission.token_ids[admission.prompt_length :].tolist()
-        before = self._pending.get(slot)
+        before = self._ending.pop(slot, None)
         self._bound[slot] = True
         self._pending[slot] = self._beginning.run(lambda: self._begin(slot, compiled, output, before))
 
     def release(self, slot: int) -> None:
-        """Forgets a slot's grammar. What is under way for it may still write to its mask."""
+        """Forgets a slot's grammar."""
         self._bound[slot] = False
         self._fixed.pop(slot, None)
         self._matchers.pop(slot, None)
         self._failures.pop(slot, None)
+        pending = self._pending.pop(slot, None)
+        if pending is not None and not pending.done():
+            self._ending[slot] = pending
 
     def wait(self, slots: Int32) -> dict[int, str]:
         """Returns when the masks of these rows are there. Index of a row → why it cannot go on."""
-        for slot in slots[self._bound[slots]].tolist():
+        for slot in slots[self._bound[slots]].tolist() if self._pending else ():
             pending = self._pending.pop(slot, None)
             if pending is None:
                 continue
@@ -235,6 +241,8 @@ class Matchers:
 
     def masks(self, slots: Int32) -> TokenMasks | None:
         """Of rows that were waited for; None if no row has one."""
+        if not self._matchers and not self._fixed:
+            return None
         masked = self._bound[slots]
         fixed = [row for row, slot in enumerate(slots.tolist()) if slot in self._fixed] if self._fixed else []
         masked[fixed] = True
@@ -248,7 +256,7 @@ class Matchers:
 
     def advance(self, slots: Int32, tokens: Int32) -> None:
         """Takes in the token sampled for each row, and begins to work out the next masks."""
-        rows = np.flatnonzero(self._bound[slots])
+        rows = np.flatnonzero(self._bound[slots]) if self._matchers else ()
         if not len(rows):
             return
         bound, sampled = slots[rows].tolist(), tokens[rows].tolist()

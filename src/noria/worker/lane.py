@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_CLOSE_SECONDS = 1.0
 
 
 class Lane:
@@ -21,30 +22,31 @@ class Lane:
         self._name = name
         self._threads = threads
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._begun = False
+        self._running: list[threading.Thread] = []
 
     def run(self, job: Callable[[], T]) -> Future[T]:
         """Returns at once; the future has what the job returns or raises."""
-        if not self._begun:
-            self._begun = True
-            for _ in range(self._threads):
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        while len(self._running) < self._threads:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._running.append(thread)
+            thread.start()
         future: Future[T] = Future()
         self._jobs.put((future, job))
         return future
 
     def close(self) -> None:
-        """Ends the threads once they have done what they were given."""
-        for _ in range(self._threads):
+        """Lets the threads end, and gives them a moment for what they are at: a process that exits must not find them
+        within a library."""
+        for _ in self._running:
             self._jobs.put(None)
+        for thread in self._running:
+            thread.join(_CLOSE_SECONDS)
 
     def _work(self) -> None:
         while (entry := self._jobs.get()) is not None:
             future, job = entry
             try:
-                result = job()
+                future.set_result(job())
             except BaseException as error:  # a library's panic is no Exception
                 future.set_exception(error)
-            else:
-                future.set_result(result)
             del entry, future, job  # nothing is kept alive while the thread waits
