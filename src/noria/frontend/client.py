@@ -20,6 +20,7 @@ import numpy as np
 from noria.errors import EngineError, QueueFullError, UnavailableError
 from noria.frontend.detokenizer import Detokenizer, Pieces
 from noria.frontend.outputs import OutputRouter, record
+from noria.frontend.pace import Pace
 from noria.frontend.recovery import Recovery
 from noria.frontend.stream import LiveRequest, RequestStream
 from noria.frontend.supervisor import Supervisor
@@ -101,6 +102,7 @@ class EngineClient:
         self.max_unfinished = max_unfinished
         self.unfinished = 0
         self.requests: dict[int, LiveRequest] = {}
+        self.pace = Pace()
         self._engine = Supervisor(transport, make_transport)
         self._ids = itertools.count(1)
         self._vocabulary = VocabularyTeller(pieces, end_ids, self._engine.send)
@@ -157,11 +159,11 @@ class EngineClient:
     def reserve(self, count: int) -> Seats:
         """Takes places for `count` choices. Raises QueueFullError at once if there are too few."""
         self._check_engine()
-        if self.unfinished + count > self.max_unfinished:
+        if (over := self.unfinished + count - self.max_unfinished) > 0:
             raise QueueFullError(
                 f"too many requests: {self.unfinished} are unfinished, the limit is {self.max_unfinished}"
                 " (--max-num-seqs and --max-queued-requests together); try again later",
-                retry_after=1.0,
+                retry_after=self.pace.seconds(over),
             )
         self.unfinished += count
         return Seats(self, count)
@@ -327,6 +329,7 @@ class EngineClient:
         if self.requests.pop(live.submit.request_id, None) is None:
             return
         self.unfinished -= 1
+        self.pace.ended()
         self.metrics.finished(record(live, reason, now))
 
     def _abort(self, stream: RequestStream) -> None:

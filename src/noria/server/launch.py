@@ -189,8 +189,6 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
     class Server(uvicorn.Server):
         """Stops gracefully on a signal, and says so; does not raise the signal again afterwards."""
 
-        deadline = math.inf  # of the drain, `time.monotonic()`
-
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             before = {sign: signal.signal(sign, self.handle_exit) for sign in (signal.SIGINT, signal.SIGTERM)}
@@ -205,12 +203,12 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
                 self.should_exit = self.force_exit = True  # the second signal does not wait
                 return
             state.draining = True
-            self.deadline = time.monotonic() + state.options.drain_timeout
+            state.deadline = time.monotonic() + state.options.drain_timeout
             _say_goodbye(state)
 
         async def on_tick(self, counter: int) -> bool:
             # The socket stays open while accepted requests are finished: others hear that the server stops.
-            left = self.deadline - time.monotonic()
+            left = state.deadline - time.monotonic()
             if state.draining and (state.client.unfinished == 0 or left < 0):
                 self.config.timeout_graceful_shutdown = math.ceil(max(0.0, left))  # clients may have to read yet
                 self.should_exit = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.grammars import Grammars
 from noria.frontend.inputs import InputProcessor
+from noria.frontend.pace import LATEST, SOONEST
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
@@ -32,7 +34,6 @@ from noria.server.tools.dialect import Dialect
 
 log = get_logger(__name__)
 T = TypeVar("T")
-_RETRY_AFTER_STOP = 5.0  # seconds; by then another server answers, or none
 
 
 class ClientGoneError(Exception):
@@ -48,6 +49,7 @@ class ServerState:
         defaults: sampling defaults of the model.
         dialect: how the model calls functions and reasons.
         draining: no request is taken any more; those that were are finished.
+        deadline: of that, `time.monotonic()`.
     """
 
     client: EngineClient
@@ -61,6 +63,7 @@ class ServerState:
     dialect: Dialect = field(default_factory=Dialect)
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    deadline: float = math.inf
     grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
     access: Access = field(init=False)
@@ -102,7 +105,9 @@ class ServerState:
     def check_draining(self) -> None:
         """503 while the server finishes what it has."""
         if self.draining:
-            raise UnavailableError("the server is stopping", retry_after=_RETRY_AFTER_STOP)
+            # By then another server answers, or none.
+            left = min(LATEST, max(SOONEST, self.deadline - time.monotonic()))
+            raise UnavailableError("the server is stopping", retry_after=left)
 
 
 Prepare = Callable[[], Coroutine[Any, Any, tuple[list[list[int]], list[SamplingParams]]]]
