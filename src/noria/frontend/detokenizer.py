@@ -7,11 +7,11 @@ stop string is withheld. Knows nothing of engines or requests. The per-token wor
 
 from __future__ import annotations
 
-import struct
 from codecs import utf_8_decode
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from noria.guidance import vocabulary_of
 from noria.messages import Vocabulary
 
 
@@ -61,12 +61,7 @@ class Pieces:
     def vocabulary(self, end_ids: Sequence[int]) -> Vocabulary:
         """What all tokens stand for. Takes some tenths of a second; another thread may do it."""
         tokens = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
-        return Vocabulary(
-            tokens=b"".join(tokens),
-            lengths=struct.pack(f"<{len(tokens)}i", *map(len, tokens)),
-            end_ids=tuple(end_ids),
-            special_ids=tuple(sorted(self._special)),
-        )
+        return vocabulary_of(tokens, end_ids, sorted(self._special))
 
     def text_of(self, token: int) -> str:
         """Text of a single token; U+FFFD where it is not whole characters."""

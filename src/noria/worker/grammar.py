@@ -20,13 +20,13 @@ import numpy as np
 
 from noria.backends.base import TokenMasks
 from noria.errors import BackendError, GrammarError
+from noria.guidance import make_limits, make_tokenizer
 from noria.messages import Vocabulary
 from noria.plan import Admission, Int32, UInt32
 from noria.worker.lane import Lane
 
 _MOST_KEPT = 128  # compiled grammars
 _MOST_KEPT_CHARACTERS = 8 << 20  # of their texts
-_LONGEST_TOKEN = 1000  # bytes; llguidance has no room for longer ones
 _COMPILING_THREADS = 2
 _MOST_MASK_THREADS = 8
 _PIECE = 32  # tokens that a matcher takes at a time, holding Python's lock
@@ -107,62 +107,13 @@ class Grammars:
             return held
         import llguidance
 
-        # What a grammar may cost, so that a hostile one ends its own requests and nothing else.
-        limits = llguidance.LLParserLimits(
-            initial_lexer_fuel=1_000_000,  # of compiling: some 20 ms
-            max_grammar_size=500_000,  # symbols
-            step_lexer_fuel=200_000,  # of one mask: some 15 ms
-            step_max_items=50_000,  # of one mask: some 10 ms, but ten times that in rows of a most ambiguous grammar
-            max_items_in_row=2_000,  # enough for 500 optional properties
-            max_lexer_states=20_000,  # of one request: 40 MB at most
-            verbose_errors=False,  # they would hold the whole grammar
-        )
-        prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
+        prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=make_limits())
         if not prototype.is_error():
             prototype.compute_bitmask()  # so that no row's first mask is the one that takes longest
         if prototype.is_error():
             raise GrammarError(f"the grammar cannot be used: {_first_line(prototype.get_error())}")
         with self._lock:
             return self._alive.setdefault(text, Compiled(text, prototype))
-
-
-class _Tokens:
-    """What llguidance wants to know of a tokenizer. Text that a grammar forces is cut into the longest tokens."""
-
-    def __init__(self, tokens: list[bytes], end_id: int, special_ids: list[int]) -> None:
-        self.tokens = tokens
-        self.eos_token_id = end_id
-        self.bos_token_id = None
-        self.special_token_ids = special_ids
-        self.made: Any = None
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            raise TypeError("texts only")  # asks llguidance for str
-        ids: list[int] = self.made.greedy_tokenize(text)
-        return ids
-
-
-def make_tokenizer(vocabulary: Vocabulary, vocab: int) -> Any:
-    """llguidance's LLTokenizer for a head of `vocab` tokens. Ids beyond the vocabulary are never allowed.
-
-    Raises:
-        GrammarError: the model has no end token, so that no output could end.
-    """
-    import llguidance
-
-    lengths = np.frombuffer(vocabulary.lengths, "<i4")
-    stops = np.cumsum(lengths).tolist()
-    tokens = [vocabulary.tokens[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)]
-    tokens = [token if len(token) <= _LONGEST_TOKEN else b"" for token in tokens[:vocab]]
-    tokens += [b""] * (vocab - len(tokens))
-    end_ids = [token for token in vocabulary.end_ids if 0 <= token < vocab]
-    if not end_ids:
-        raise GrammarError("the model has no end token")
-    special_ids = sorted({token for token in (*vocabulary.special_ids, *end_ids) if 0 <= token < vocab})
-    source = _Tokens(tokens, end_ids[0], special_ids)
-    source.made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(source), eos_token=end_ids)
-    return source.made
 
 
 @dataclass(frozen=True, slots=True)
