@@ -230,11 +230,28 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The HTTP side. Sizes in bytes, times in seconds; no key at all: open to all. Parsers: `auto` goes by the chat
     template.
 
-    `api_keys`: as clients send them, or `sha256:` and the digest.
+    Attributes:
+        uds: path of a Unix socket to listen on instead of host and port; `uds_permissions`: of it, octal.
+        api_keys: as clients send them, or `sha256:` and the digest.
+        max_connections: at once. max_header_bytes: of a request's line and headers.
+        client_timeout: for line and headers of a request, and for each further 16 KiB of its body.
+        cors_allow_origins: web pages that may call from a browser; `*`: all.
+        ssl_ca_certs: clients must show a certificate of one of these authorities.
+        trust_request_chat_template: a request may bring its own template.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    uds_permissions: str = "600"
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+    cors_allow_origins: tuple[str, ...] = ()
+    max_connections: int = 8192
+    max_header_bytes: int = 64 * 1024
+    client_timeout: float = 30.0
     served_model_name: str | None = None
     api_keys: tuple[str, ...] = ()
     api_key_file: str | None = None

@@ -251,3 +251,32 @@ def test_engine_error_is_500_and_hurts_nobody_else(http: httpx.Client) -> None:
     streamed = http.post("/v1/completions", json={"prompt": "poison", "stream": True})
     assert "error" in chunks(streamed)[-1]
     assert complete(http)["choices"][0]["text"] == recited(16)
+
+
+def test_many_prompts_and_choices_in_a_stream(http: httpx.Client) -> None:
+    body = {"prompt": ["one", "brief"], "n": 2, "max_tokens": 8, "echo": True, "stream": True}
+    *parts, spent = chunks(http.post("/v1/completions", json=body | {"stream_options": {"include_usage": True}}))
+    texts, ends = [""] * 4, [""] * 4
+    for choice in (part["choices"][0] for part in parts):
+        assert ends[choice["index"]] == ""  # nothing comes after its end
+        texts[choice["index"]] += choice["text"]
+        ends[choice["index"]] = choice["finish_reason"] or ""
+    assert texts == ["one" + recited(8), "one" + recited(8, 1), "brief" + recited(5), "brief" + recited(5, 1)]
+    assert ends == ["length", "length", "stop", "stop"]
+    assert (spent["usage"]["prompt_tokens"], spent["usage"]["completion_tokens"]) == (4 + 6, 8 + 8 + 6 + 6)
+
+
+def test_log_probabilities_of_a_prompt(http: httpx.Client) -> None:
+    choices = complete(http, prompt=["ab", "c"], prompt_logprobs=2, echo=True, logprobs=0, max_tokens=1)["choices"]
+    first, *rest = choices[0]["prompt_logprobs"]
+    assert first is None  # of <bos>
+    assert rest[0] == {
+        "97": {"logprob": -0.25, "rank": 1, "decoded_token": "a"},
+        "98": {"logprob": -1.25, "rank": 2, "decoded_token": "b"},
+    }
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [3, 2]
+    assert choices[0]["logprobs"]["top_logprobs"][1] == {"a": -0.25}  # as many as logprobs asks for
+    alone = complete(http, prompt="ab", prompt_logprobs=0, max_tokens=0)["choices"][0]
+    assert (alone["text"], len(alone["prompt_logprobs"])) == ("", 3)
+    refused = http.post("/v1/completions", json={"prompt": "a", "prompt_logprobs": 0, "stream": True})
+    assert refused.json()["error"]["param"] == "prompt_logprobs"

@@ -327,6 +327,13 @@ def test_what_is_not_json_is_refused_where_it_stands(path: str, name: str) -> No
     assert "not valid JSON" in str(refusal(path, name, '"\\ud800"'))  # half a character
 
 
+@pytest.mark.parametrize("value", ['{"5": NaN}', '{"a": {"model": NaN}}', '[{"b": [{}, NaN', '{"a": "}: ", "b": NaN'])
+def test_what_is_no_json_within_a_field_is_refused(value: str) -> None:
+    error = refusal(COMPLETIONS, "guided_json", value)
+    assert "not valid JSON" in str(error)
+    assert error.param == "guided_json"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

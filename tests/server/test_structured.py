@@ -254,7 +254,7 @@ def test_bad_words_are_in_no_answer(running: Running, http: httpx.Client, path: 
         ({"bad_words": ["a"], "allowed_token_ids": [5]}, "bad_words"),
         ({"allowed_token_ids": [5], "guided_regex": "b"}, "allowed_token_ids"),
         ({"allowed_token_ids": [5000]}, "allowed_token_ids"),
-        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
     ],
 )
 def test_what_restricts_an_answer_stands_alone(http: httpx.Client, fields: dict[str, Any], param: str) -> None:

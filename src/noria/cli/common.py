@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,22 @@ import msgspec
 from noria.config import ENGINE_SETTINGS, EngineOptions, ServerOptions, nearest, setting
 from noria.errors import ConfigError
 from noria.server.keys import hashed, make_keys
+from noria.server.listen import certificate
 
 # Settings of the HTTP side by the name of their flag, and the field of ServerOptions.
 SERVER_SETTINGS: dict[str, str] = {
     "host": "host",
     "port": "port",
+    "uds": "uds",
+    "uds_permissions": "uds_permissions",
+    "ssl_certfile": "ssl_certfile",
+    "ssl_keyfile": "ssl_keyfile",
+    "ssl_keyfile_password": "ssl_keyfile_password",
+    "ssl_ca_certs": "ssl_ca_certs",
+    "cors_allow_origins": "cors_allow_origins",
+    "max_connections": "max_connections",
+    "max_header_bytes": "max_header_bytes",
+    "client_timeout": "client_timeout",
     "served_model_name": "served_model_name",
     "api_key": "api_keys",
     "api_key_file": "api_key_file",
@@ -29,6 +41,9 @@ SERVER_SETTINGS: dict[str, str] = {
     "strict_fields": "strict_fields",
     "grammar_timeout": "grammar_timeout",
 }
+
+
+_SEVERAL = ("api_key", "cors_allow_origins")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -64,11 +79,13 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     values: dict[str, Any] = {}
     for name, value in settings.items():
         field = SERVER_SETTINGS[name]
-        given = (value,) if name == "api_key" and isinstance(value, str) else value
+        given = (value,) if name in _SEVERAL and isinstance(value, str) else value
         values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"))
     options = ServerOptions(**values)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"must be in 0…65535, got {options.port}", "--port")
+    _check_connections(options)
+    certificate(options)
     make_keys(options.api_keys, options.api_key_file)
     options = msgspec.structs.replace(options, api_keys=tuple(map(hashed, options.api_keys)))
     if options.max_body_bytes < 1024:
@@ -78,6 +95,20 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     if not 0 < options.grammar_timeout <= 3600:
         raise ConfigError(f"must be in (0, 3600], got {options.grammar_timeout}", "--grammar-timeout")
     return options
+
+
+def _check_connections(options: ServerOptions) -> None:
+    if not re.fullmatch(r"0?[0-7]{3}", options.uds_permissions):
+        raise ConfigError(f"must be octal, such as 600 or 660, got {options.uds_permissions!r}", "--uds-permissions")
+    if not 1 <= options.max_connections <= 1_000_000:
+        raise ConfigError(f"must be in 1…1000000, got {options.max_connections}", "--max-connections")
+    if not 1024 <= options.max_header_bytes <= 1 << 20:
+        raise ConfigError(f"must be in 1024…{1 << 20}, got {options.max_header_bytes}", "--max-header-bytes")
+    if not 0 < options.client_timeout <= 3600:
+        raise ConfigError(f"must be in (0, 3600], got {options.client_timeout}", "--client-timeout")
+    for origin in options.cors_allow_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s*]+", origin):
+            raise ConfigError(f"must be * or like https://example.com, got {origin!r}", "--cors-allow-origins")
 
 
 def engine_options(**parts: dict[str, Any]) -> EngineOptions:

@@ -33,10 +33,11 @@ def serve(
 
     from noria.frontend.locate import find_model
     from noria.observe.logging import setup_logging
-    from noria.server.launch import bind, launch
+    from noria.server.launch import launch
+    from noria.server.listen import listening
 
     setup_logging(server.log_level, server.log_format)
-    with bind(server.host, server.port) as listener:  # first: a port in use should not cost a model's loading
+    with listening(server) as listener:  # first: a port in use should not cost a model's loading
         launch(find_model(name), name, engine, server, listener)
 
 

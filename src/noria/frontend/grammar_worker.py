@@ -7,6 +7,7 @@ bounded in time (it kills itself, even where its parent is gone) and in memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -56,10 +57,11 @@ def verdict(spec: Spec, tokenizer: Any) -> Verdict:
 
 
 def bound(megabytes: int) -> None:
-    """Limits the memory of this process, and what it leaves behind when it dies."""
+    """Limits the memory of this process, where the system can, and what it leaves behind when it dies."""
     size = megabytes << 20
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, limit in ((resource.RLIMIT_AS, size), (resource.RLIMIT_CORE, 0)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (limit, limit))
 
 
 def _messages() -> Iterator[bytes]:

@@ -28,6 +28,9 @@ from noria.server.keys import Key, make_keys, warn_if_readable
 log = get_logger(__name__)
 OPEN = frozenset({"/health", "/ready"})  # orchestrators ask without a key, and learn nothing else
 
+LIMITS = ("requests", "tokens")
+LIMIT_HEADERS = ("limit", "remaining", "reset")
+
 
 class Bucket:
     """A rate: so many per minute, all of which may come at once after a minute of rest.
@@ -141,12 +144,9 @@ class Caller:
 
 
 def _headers(kind: str, bucket: Bucket) -> list[tuple[bytes, bytes]]:
-    values = (
-        ("limit", str(bucket.size)),
-        ("remaining", str(max(0, math.floor(bucket.level)))),
-        ("reset", duration(bucket.wait(float(bucket.size)))),
-    )
-    return [(f"x-ratelimit-{name}-{kind}".encode(), value.encode()) for name, value in values]
+    values = (bucket.size, max(0, math.floor(bucket.level)), duration(bucket.wait(float(bucket.size))))
+    names = (f"x-ratelimit-{name}-{kind}" for name in LIMIT_HEADERS)
+    return [(name.encode(), str(value).encode()) for name, value in zip(names, values, strict=True)]
 
 
 def duration(seconds: float) -> str:

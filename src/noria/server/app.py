@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from noria.errors import NotFoundError, RequestError
 from noria.observe.logging import get_logger
 from noria.server import pages
-from noria.server.access import ApiKeys
+from noria.server.access import LIMIT_HEADERS, LIMITS, ApiKeys
 from noria.server.chat import create_chat_completion
 from noria.server.completions import create_completion
 from noria.server.errors import describe, error_response
@@ -24,6 +25,12 @@ from noria.server.state import ClientGoneError, ServerState
 
 log = get_logger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
+# Headers that scripts of another origin may read.
+EXPOSED = (
+    "retry-after",
+    "retry-after-ms",
+    *(f"x-ratelimit-{what}-{kind}" for what in LIMIT_HEADERS for kind in LIMITS),
+)
 CLIENT_GONE = 499  # nobody will read it; the number that the field logs
 
 
@@ -45,11 +52,26 @@ def create_app(state: ServerState) -> Starlette:
     ]
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(TrailingSlashes), Middleware(ApiKeys, access=state.access)],
+        middleware=_middleware(state),
         exception_handlers={HTTPException: _http_error},
     )
     app.state.noria = state
     return app
+
+
+def _middleware(state: ServerState) -> list[Middleware]:
+    inner = [Middleware(TrailingSlashes), Middleware(ApiKeys, access=state.access)]
+    if not state.options.cors_allow_origins:
+        return inner
+    # Outside: a browser asks what it may do before it sends a key.
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=state.options.cors_allow_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED,
+    )
+    return [cors, *inner]
 
 
 class TrailingSlashes:

@@ -1,32 +1,155 @@
 """One client's connection: uvicorn's protocol, and what it leaves open.
 
 A client that goes away ends the request that runs for it, also where it had sent others behind it. A client that does
-not read its answer is cut off: what is written for it would fill the memory, or wait for ever. Knows nothing of what is
-asked.
+not read its answer is cut off: what is written for it would fill the memory, or wait for ever. So is one that takes too
+long to say what it wants, or says it with too large a head. Knows nothing of what is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, cast
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from noria.errors import RequestError, UnavailableError
 from noria.observe.logging import get_logger
+from noria.server.errors import describe
 
 log = get_logger(__name__)
 STALL_SECONDS = 30.0  # in which a client must take
 STALL_BYTES = 16 << 10  # so much of what is there for it, or all that is left
+MOST_HEADERS = 100
+MOST_URL = 8 << 10  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of what clients may do with connections.
+
+    Attributes:
+        connections: at once.
+        header_bytes: of a request's line and headers, as of anything else that is not its body.
+        seconds: for a request's line and headers, and for each STALL_BYTES of its body.
+    """
+
+    connections: int = 8192
+    header_bytes: int = 64 << 10
+    seconds: float = 30.0
 
 
 class Connection(HttpToolsProtocol):
     """See the module."""
+
+    limits = Limits()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._served: RequestResponseCycle | None = None  # `cycle` is the newest, which may wait behind it
         self._clock: asyncio.TimerHandle | None = None
         self._left = 0  # bytes to be written when the clock was started
+        self._patience: asyncio.TimerHandle | None = None  # runs while the client has to send something
+        self._reading = False  # a body; otherwise a head
+        self._came = 0  # bytes of the body since the timer was started
+        self._unseen = 0  # bytes that have become part of no body
+        self._refusal: RequestError | None = None  # of what is being parsed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        if len(self.connections) > self.limits.connections:
+            self._refuse(UnavailableError("too many connections; try again later", retry_after=1.0))
+        else:
+            self._wait_for_client()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unseen += len(data)
+        super().data_received(data)
+        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait_for_client()  # it has begun something that is no message yet
+        if self._unseen > self.limits.header_bytes and self._refusal is None:
+            self._refuse(self._too_large())
+
+    def send_400_response(self, msg: str) -> None:
+        """What is parsed is not HTTP, or was refused by a callback of this class."""
+        refusal = self._refusal or RequestError("this is not a valid HTTP request")
+        self._refusal = None
+        self._refuse(refusal)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._unseen = 0
+        self._reading = False
+        self._wait_for_client()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MOST_URL:
+            self._refusal = _refusal(414, f"the path is longer than {MOST_URL} bytes, the limit of this server")
+            raise ValueError
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:  # those behind a body count too
+            self._refusal = _refusal(431, f"the request has more than {MOST_HEADERS} headers, the limit of this server")
+            raise ValueError
+        if sum(map(len, self.headers[-1])) > self.limits.header_bytes:
+            self._refusal = self._too_large()
+            raise ValueError
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) > self.limits.header_bytes:
+            self._refusal = self._too_large()
+            raise ValueError
+        self._unseen = 0
+        self._reading = True
+        self._wait_for_client()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unseen = 0
+        self._came += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unseen = 0
+        self._reading = False
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def _too_large(self) -> RequestError:
+        most = self.limits.header_bytes
+        return _refusal(431, f"line and headers of the request are larger than {most} bytes, the limit of this server")
+
+    def _refuse(self, error: RequestError) -> None:
+        """Says why, and closes; says nothing if an answer is being written."""
+        self._stop_waiting()
+        served = self._served
+        if served is None or served.response_complete or not served.response_started:
+            self.transport.write(_response(error))
+        self.transport.close()
+
+    def _wait_for_client(self) -> None:
+        self._stop_waiting()
+        self._came = 0
+        self._patience = self.loop.call_later(self.limits.seconds, self._lose_patience)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        if self._reading and (self.flow.read_paused or self._came >= STALL_BYTES):
+            self._wait_for_client()
+            return
+        seconds = self.limits.seconds
+        what = f"{STALL_BYTES} bytes of its body" if self._reading else "the head of a request"
+        self._refuse(_refusal(408, f"the client did not send {what} within {seconds:g} seconds"))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
@@ -34,6 +157,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_waiting()
         self.pipeline.clear()
         served = self._served
         if served is not None and not served.response_complete:
@@ -75,3 +199,24 @@ class Connection(HttpToolsProtocol):
         fields = {"client": str(self.client), "unread_bytes": self.transport.get_write_buffer_size()}
         log.info("a client that does not read its answer is cut off", extra={"fields": fields})
         self.transport.abort()
+
+
+def limited(limits: Limits) -> type[Connection]:
+    """Connections with these limits."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})
+
+
+def _refusal(status: int, message: str) -> RequestError:
+    error = RequestError(message)
+    error.status = status
+    return error
+
+
+def _response(error: RequestError) -> bytes:
+    """A whole reply, after which the connection is closed."""
+    status, reply = describe(error)
+    body = msgspec.json.encode(reply)
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+    if error.retry_after is not None:
+        head += f"retry-after: {error.retry_after:.0f}\r\n"
+    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body

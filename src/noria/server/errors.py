@@ -14,8 +14,8 @@ from noria.server.fields import allowed, shorten, type_at, value_at
 
 _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
 _PLACE = re.compile(r"\(byte (\d+)\)$")
-_NAMED = re.compile(rb'"(\w{1,64})"\s*:[\s\[\d.,+eE-]*$')
-_LOOK_BACK = 1000  # bytes before the place where JSON went wrong
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
+_LOOK_AT = 1 << 16  # bytes of a body that are looked through for the field in which JSON went wrong
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 
 
@@ -80,7 +80,7 @@ def from_decoding(error: msgspec.DecodeError, body: bytes | bytearray = b"", str
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         place = _PLACE.search(text)
-        field = _last_field(body[: int(place.group(1))]) if place else None
+        field = _last_field(body, int(place.group(1))) if place else None
         where = f"{field}: " if field else ""
         return InvalidRequestError(f"{where}the body is not valid JSON: {text}", field)
     found = _PATH.search(text)
@@ -100,7 +100,17 @@ def from_decoding(error: msgspec.DecodeError, body: bytes | bytearray = b"", str
     return InvalidRequestError(f"{path} must be {allowed(kind)}{got}", field)
 
 
-def _last_field(before: bytes | bytearray) -> str | None:
-    """The name that JSON was at when it went wrong, as with `NaN`."""
-    found = _NAMED.search(before[-_LOOK_BACK:])
-    return found.group(1).decode() if found else None
+def _last_field(body: bytes | bytearray, place: int) -> str | None:
+    """The field that the JSON was in when it went wrong, as with `NaN`; None if it is far into the body."""
+    if place > _LOOK_AT:
+        return None
+    depth, name, said = 0, None, ""
+    for found in _MARKS.finditer(body[:place]):
+        mark = found.group()
+        if mark[:1] == b'"':
+            said = mark[1:-1].decode("utf-8", "replace")
+        elif mark == b":":
+            name = said if depth == 1 else name
+        else:
+            depth += 1 if mark in b"{[" else -1
+    return name

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
-import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -26,7 +25,7 @@ T = TypeVar("T")
 LARGE = 1 << 18  # bytes of a body that takes milliseconds to decode
 # Characters that stand between the parts of JSON → how many a body may have, beside twice the tokens of the context.
 # They are counted within texts as well, where they are tokens, or most of one.
-_MARKS = {b",": 1 << 18, b"[{": 1 << 15, b":": 1 << 16}
+_MARKS = ((b",", 1 << 18), (b"[{", 1 << 15), (b":", 1 << 16))
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 
@@ -73,7 +72,7 @@ class Bodies:
 
     def __init__(self, limit: int, tokens: int = 0) -> None:
         self._limit = limit
-        self._marks = {mark: least + 2 * tokens for mark, least in _MARKS.items()}
+        self._tokens = tokens
         self._held = 0
         self._turn = asyncio.Lock()
 
@@ -82,7 +81,7 @@ class Bodies:
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._limit:
             raise self._too_large()
-        body = bytearray()
+        body, counts = bytearray(), [0] * len(_MARKS)
         try:
             async for piece in request.stream():
                 body += piece
@@ -91,9 +90,9 @@ class Bodies:
                     raise self._too_large()
                 if self._held > self._limit * self.MANY:
                     raise QueueFullError("too many large requests at once; try again later", retry_after=1.0)
+                self._count(piece, counts)
         finally:
             self._held -= len(body)
-        self._check_marks(body)
         return body
 
     @contextlib.asynccontextmanager
@@ -106,13 +105,11 @@ class Bodies:
             await asyncio.sleep(0)
             yield
 
-    def _check_marks(self, body: bytearray) -> None:
-        if len(body) <= min(self._marks.values()):
-            return
-        counts = np.bincount(np.frombuffer(body, np.uint8), minlength=256)
-        for mark, most in self._marks.items():
-            if (found := sum(int(counts[byte]) for byte in mark)) > most:
-                what = f"{found} of {' '.join(map(chr, mark))} in one request, the limit of this server is {most}"
+    def _count(self, piece: bytes, counts: list[int]) -> None:
+        for i, (marks, least) in enumerate(_MARKS):
+            counts[i] += sum(map(piece.count, marks))
+            if counts[i] > (most := least + 2 * self._tokens):
+                what = f"more than {most} of {' '.join(map(chr, marks))}"
                 raise InvalidRequestError(f"the body has too many parts: {what}. Send less at once")
 
     def _too_large(self) -> TooLargeError:

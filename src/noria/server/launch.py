@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import math
 import resource
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from noria.config import EngineOptions, ServerOptions
-from noria.errors import ConfigError
 from noria.frontend.transport import EngineTransport
 from noria.messages import EngineInfo
 from noria.observe.logging import get_logger, logging_environment
+from noria.server.listen import BACKLOG, certificate, url_of
 
 if TYPE_CHECKING:
     from noria.files.generation import GenerationDefaults
@@ -35,27 +34,8 @@ if TYPE_CHECKING:
     from noria.server.state import ServerState
 
 log = get_logger(__name__)
-_BACKLOG = 2048
 _KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 _FILES = 65536
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, not listening yet. Raises ConfigError if that cannot be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is in use; choose another", "--port") from None
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"port {port} needs more rights; choose one above 1023", "--port") from None
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}", "--host") from None
-    return listener
 
 
 def launch(
@@ -184,7 +164,7 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
     import uvicorn
 
     from noria.server.app import create_app
-    from noria.server.connection import Connection
+    from noria.server.connection import Limits, limited
 
     class Server(uvicorn.Server):
         """Stops gracefully on a signal, and says so; does not raise the signal again afterwards."""
@@ -214,17 +194,23 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
                 self.should_exit = True
             return await super().on_tick(counter)
 
+    options, secure = state.options, certificate(state.options)
+    # Some descriptors are for the engine, for files, and for saying that there are too many.
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = options.max_connections if files == resource.RLIM_INFINITY else min(options.max_connections, files - 200)
+    limits = Limits(most, options.max_header_bytes, options.client_timeout)
     config = uvicorn.Config(
         create_app(state),
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
-        http=Connection,
+        http=limited(limits),
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE,
+        ssl_context_factory=None if secure is None else lambda *_: secure,
     )
     if state.options.api_key_file is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, state.access.reload)
@@ -251,9 +237,7 @@ def _announce(state: ServerState, files: ModelFiles, listener: socket.socket) ->
 
     info = state.client.info
     seconds = time.time() - psutil.Process().create_time()
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}/v1"
+    url = url_of(listener, state.options.ssl_certfile is not None)
     if state.options.log_format == "json" or not sys.stdout.isatty():
         fields = {
             "model": state.name,

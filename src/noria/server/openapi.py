@@ -6,6 +6,7 @@ Nothing is said twice: types, ranges and descriptions are those of the structs, 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,8 +86,9 @@ OPERATIONS = (
 )
 
 
+@functools.lru_cache(4)
 def document(name: str, keys: bool) -> dict[str, Any]:
-    """The document of a server.
+    """The document of a server, not to be written to.
 
     Args:
         name: of the model.

@@ -61,6 +61,14 @@ _BOTH: dict[str, Ignored | Refused] = {
     "prompt_embeds": Refused("prompts are text or token ids"),
     "kv_transfer_params": Refused("a request's cache stays where it is"),
     "vllm_xargs": Refused("there are no extra arguments"),
+    "logprob_token_ids": Refused("log-probabilities are those of the most likely tokens"),
+    # SGLang's
+    "max_new_tokens": Refused("say `max_tokens`"),
+    "regex": Refused("say `structured_outputs`"),
+    "ebnf": Refused("say `structured_outputs`"),
+    "no_stop_trim": Refused("say `include_stop_str_in_output`"),
+    "custom_logit_processor": Refused("no code is taken from requests"),
+    "return_hidden_states": Refused("they are not kept"),
     # llama.cpp's
     "n_predict": Refused("say `max_tokens`", (-1,)),
     "repeat_penalty": Refused("say `repetition_penalty`", (1,)),
@@ -129,6 +137,7 @@ _CHAT: dict[str, Ignored | Refused] = {
     "chat_template": Refused("templates are the model's, or those of `--chat-template`"),
     "add_special_tokens": Refused("the chat template writes them"),
     # others
+    "enable_thinking": Refused('say `chat_template_kwargs`: `{"enable_thinking": …}`'),
     "prompt": Refused("a field of completions; say `messages`"),
     "best_of": Refused("ask for several choices with `n`", (1,)),
     "suffix": Refused("a field of completions"),

@@ -41,7 +41,9 @@ _BIAS = "token id (as a string) → addend to its logit"
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Kept = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-Stop = str | list[str]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _SEEDS = "an integer in [−2⁶³, 2⁶⁴ − 1]"
 _MODELS = "the model's"
 _A_SCHEMA = "a JSON schema, or its text"
@@ -81,7 +83,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         ),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None,
         about("end the answer, beside the model's own end tokens", default="none"),
     ] = None
     max_tokens: Annotated[
@@ -107,7 +109,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         Annotated[dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS)] | None, about(_BIAS, default="none")
     ] = None
     allowed_token_ids: Annotated[
-        Annotated[list[int], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
         about("no other token is possible, not even the model's end tokens", default="all"),
     ] = None
     bad_words: Annotated[

@@ -1,0 +1,120 @@
+"""What a client may do with a connection: heads, bodies that come slowly, and how many connections there are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from fakes import Running, serving, wait_until
+
+from noria.server.connection import MOST_HEADERS, Connection, Limits
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(Connection, "limits", Limits(connections=5, header_bytes=4096, seconds=0.3))
+    with serving() as server:
+        yield server
+
+
+def dial(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), 10)
+
+
+def say(server: Running, text: str) -> bytes:
+    """Sends it and reads until the server closes."""
+    with dial(server) as raw:
+        with contextlib.suppress(OSError):  # it may have closed while more was on its way
+            raw.sendall(text.encode())
+        return read(raw)
+
+
+def read(raw: socket.socket) -> bytes:
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := raw.recv(1 << 16):
+            got += piece
+    return got
+
+
+def error(reply: bytes, status: int) -> str:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), reply[:200]
+    assert b"connection: close" in head
+    assert f"content-length: {len(body)}".encode() in head
+    message: str = json.loads(body)["error"]["message"]
+    return message
+
+
+GET = "GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+def test_heads_within_the_limits_are_served(limits: Running) -> None:
+    headers = "".join(f"x-{number}: {'y' * 20}\r\n" for number in range(MOST_HEADERS - 2))
+    assert say(limits, f"{GET}{headers}connection: close\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        (GET + "x: y\r\n" * MOST_HEADERS + "\r\n", 431, f"more than {MOST_HEADERS} headers"),
+        (GET + f"x: {'y' * 5000}\r\n\r\n", 431, "larger than 4096 bytes"),
+        (GET + f"x: {'y' * 3000}\r\nz: {'y' * 3000}\r\n\r\n", 431, "larger than 4096 bytes"),
+        (GET + f"x: {'y' * 200_000}", 431, "larger than 4096 bytes"),
+        (GET + "y" * 200_000, 431, "larger than 4096 bytes"),
+        (f"GET /{'y' * 9000} HTTP/1.1\r\nhost: x\r\n\r\n", 414, "path is longer than 8192 bytes"),
+        ("\0\1\2\3 nonsense\r\n\r\n", 400, "not a valid HTTP request"),
+        ("GET /health HTTP/9.9\r\n\r\n", 400, "not a valid HTTP request"),
+        (GET, 408, "the head of a request"),
+        ("", 408, "the head of a request"),
+        ("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{", 408, "of its body"),
+    ],
+)
+def test_other_heads_are_refused_in_json(limits: Running, text: str, status: int, message: str) -> None:
+    assert message in error(say(limits, text), status)
+    wait_until(lambda: limits.state.client.unfinished == 0)
+
+
+def test_what_stands_behind_a_body_is_limited_too(limits: Running) -> None:
+    head = "POST /v1/nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    for rest in ("0\r\n" + "x: y\r\n" * 200_000, "0\r\nx: " + "y" * 300_000, "1;" + "y" * 300_000):
+        with dial(limits) as raw:
+            with contextlib.suppress(OSError):
+                for at in range(0, len(head + rest), 1000):
+                    raw.sendall((head + rest)[at : at + 1000].encode())
+            read(raw)  # ends: the server has closed it
+
+
+def test_a_body_that_comes_steadily_is_waited_for(limits: Running) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "stop": "x" * 50_000}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    with dial(limits) as raw:
+        raw.sendall(head.encode())
+        for at in range(0, len(body), 10_000):
+            raw.sendall(body[at : at + 10_000])
+            with contextlib.suppress(TimeoutError):
+                raw.settimeout(0.1)
+                raw.recv(1, socket.MSG_PEEK)
+        raw.settimeout(10)
+        assert read(raw).startswith(b"HTTP/1.1 400 ")  # the stop string is too long: the body was read
+
+
+def test_an_answer_may_take_longer_than_a_head(limits: Running) -> None:
+    limits.core.pause = 0.03
+    reply = httpx.post(f"{limits.url}/v1/completions", json={"prompt": "a", "max_tokens": 30}, timeout=20)
+    assert reply.status_code == 200
+
+
+def test_connections_beyond_the_limit_are_told_so(limits: Running) -> None:
+    held = [dial(limits) for _ in range(5)]
+    try:
+        assert "too many connections" in error(say(limits, GET + "\r\n"), 503)
+    finally:
+        for one in held:
+            one.close()
+    wait_until(lambda: say(limits, GET + "connection: close\r\n\r\n").startswith(b"HTTP/1.1 200 "))
