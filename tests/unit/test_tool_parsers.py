@@ -268,6 +268,7 @@ def test_parts_do_not_depend_on_the_cuts(name: str, text: str, data: Any, opened
         assert read(name, text, cuts, thinking=thinking, opened=opened) == whole
         assert read(name, text, range(len(text)), thinking=thinking, opened=opened) == whole
         _nothing_is_invented(text, whole)
+        assert whole[2] or thinking or whole[1] == text  # nothing is lost
 
 
 def _nothing_is_invented(text: str, parts: tuple[str, str, Calls]) -> None:

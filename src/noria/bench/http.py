@@ -46,6 +46,7 @@ class Record:
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -186,7 +187,10 @@ class _Exchange(asyncio.Protocol):
             return
         if chunk.error:
             self._record.error = str(chunk.error)
-        if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
+        if any(
+            choice.text or (choice.delta and (choice.delta.content or choice.delta.reasoning))
+            for choice in chunk.choices
+        ):
             self._record.chunks.append(self._now)
         if chunk.usage:
             self._record.prompt_tokens = chunk.usage.prompt_tokens
