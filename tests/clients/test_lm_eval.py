@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from guide import code_of
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
-from served import KEY, MODEL, NORIA_PYTHON, Served
+from served import KEY, NORIA_PYTHON, Served
 
 TASKS = Path(__file__).parent / "tasks"
 DOCS = [json.loads(line) for line in (TASKS / "capitals.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -24,21 +26,16 @@ DOCS = [json.loads(line) for line in (TASKS / "capitals.jsonl").read_text(encodi
 
 @pytest.fixture(scope="module")
 def results(server: Served) -> dict[str, Any]:
-    """What the harness makes of all tasks, with several requests at once."""
+    """What the harness makes of all tasks, with the arguments that the guide to clients shows."""
+    arguments = re.findall(r"--model_args (\S+)", code_of("lm-eval", server))[0]
+    assert f"base_url={server.base_url}/completions" in arguments
     before, key = Path.cwd(), os.environ.get("OPENAI_API_KEY")
     os.environ["OPENAI_API_KEY"] = KEY
     os.chdir(TASKS)  # the tasks name their data by a relative path
     try:
         made = simple_evaluate(
             model="local-completions",
-            model_args={
-                "model": MODEL,
-                "base_url": f"{server.base_url}/completions",
-                "num_concurrent": 4,
-                "auth_token": KEY,
-                "custom_prefix_token_id": 1,
-                "max_retries": 1,
-            },
+            model_args=f"{arguments},max_retries=1",
             tasks=["noria_choices", "noria_words", "noria_perplexity"],
             task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
             bootstrap_iters=0,

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from served import Served, serving
 
-EXAMPLES = int(os.environ.get("NORIA_EXAMPLES", "25"))  # of each operation; more to look further
+EXAMPLES = int(os.environ.get("NORIA_EXAMPLES", "15"))  # of each operation; more to look further
 CHECKS = (
     not_a_server_error,
     status_code_conformance,
