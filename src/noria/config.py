@@ -257,6 +257,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key_file: str | None = None
     max_body_bytes: int = 8 * 1024 * 1024
     chat_template: str | None = None
+    trust_request_chat_template: bool = False
     tool_call_parser: CallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -23,6 +23,7 @@ from noria.errors import TemplateError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.inputs import InputProcessor
+from noria.frontend.template import ChatTemplate
 from noria.frontend.transport import InProcessTransport
 from noria.messages import (
     Abort,
@@ -62,6 +63,9 @@ class ByteTokenizer:
 
     def encode_rendered(self, text: str) -> list[int]:
         return [BOS, *text.encode()]
+
+    def protect(self, text: str) -> str:
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes((token_id,)) if token_id < 256 else {BOS: b"<bos>", EOS: b"<eos>"}.get(token_id, b"<pad>")
@@ -254,14 +258,16 @@ def make_state(
     tokenizer = ByteTokenizer()
     pieces, metrics = Pieces(tokenizer), Metrics("wheel")
     client = EngineClient(InProcessTransport(lambda: core), pieces, (EOS,), max_unfinished, metrics)
-    inputs = InputProcessor(tokenizer, LineTemplate(), core.context, VOCAB)
+    options = options or ServerOptions()
+    own = (lambda text: ChatTemplate({"default": text}, tokenizer)) if options.trust_request_chat_template else None
+    inputs = InputProcessor(tokenizer, LineTemplate(), core.context, VOCAB, make_template=own)
     return ServerState(
         client,
         inputs,
         pieces,
         metrics,
         "wheel",
-        options or ServerOptions(),
+        options,
         defaults or Defaults(),
         ("wheel-alias",),
         dialect or Dialect(),

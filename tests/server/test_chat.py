@@ -8,8 +8,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fakes import BOS, EOS, MAX_LEN, TEXT, Running, recited
+from fakes import BOS, EOS, MAX_LEN, TEXT, Running, recited, serving
 from test_completions import chunks
+
+from noria.config import ServerOptions
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 PROMPT = "user: hello\nassistant: "
@@ -186,3 +188,27 @@ def test_openai_client_errors(client: openai.OpenAI) -> None:
     assert raised.value.param == "temperature"
     with pytest.raises(openai.APIError, match="poisoned"):
         list(client.completions.create(model="wheel", prompt="poison", stream=True))
+
+
+def test_a_template_of_its_own_only_where_requests_are_trusted(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    refused = http.post("/v1/chat/completions", json={"messages": messages, "chat_template": "{{ messages }}"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template"
+    assert "--trust-request-chat-template" in refused.json()["error"]["message"]
+    with (
+        serving(options=ServerOptions(trust_request_chat_template=True)) as server,
+        httpx.Client(base_url=server.url, timeout=20) as trusted,
+    ):
+        for template, status, message in (
+            ("{% for m in messages %}{{ m.content }}{% endfor %}", 200, ""),
+            ("{% if %}", 400, "line 1"),
+            ("x" * 70_000, 400, "longer than 65536"),
+            ("{{ messages.__class__.__mro__ }}", 400, "failed on these messages"),
+            ("{% for a in range(10000000) %}{% endfor %}", 400, "stopped"),
+            ("{{ raise_exception('not so') }}", 400, "not so"),
+        ):
+            body = {"messages": messages, "chat_template": template, "max_tokens": 2}
+            reply = trusted.post("/v1/chat/completions", json=body)
+            assert reply.status_code == status, reply.text
+            assert message in reply.text

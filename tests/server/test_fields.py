@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from fakes import ReciterCore, Running, recited, serving
 
+from noria.config import ServerOptions
 from noria.errors import InvalidRequestError
 from noria.messages import Submit
 from noria.server.fields import known_fields
@@ -39,7 +40,8 @@ COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/token
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
     """A server of a model that calls functions and reasons."""
-    with serving(ReciterCore(scripts=SCRIPTS, context=1200), dialect=Dialect(Style(FORMATS["json"], THINK))) as server:
+    core, dialect = ReciterCore(scripts=SCRIPTS, context=1200), Dialect(Style(FORMATS["json"], THINK))
+    with serving(core, dialect=dialect, options=ServerOptions(trust_request_chat_template=True)) as server:
         yield server
 
 
@@ -190,6 +192,11 @@ EFFECTS: dict[str | tuple[str, str], Callable[[Ask], bool]] = {
     ),
     "add_generation_prompt": lambda ask: ask(add_generation_prompt=False).prompt.endswith("user: abc\n"),
     "chat_template_kwargs": lambda ask: "mood=calm\n" in ask(chat_template_kwargs={"mood": "calm"}).prompt,
+    "chat_template": lambda ask: ask(chat_template="{{ messages[0].role }}!").prompt.endswith("user!"),
+    (TOKENIZE, "chat_template"): lambda ask: (
+        bytes(ask(prompt=None, messages=MESSAGES, chat_template="{{ messages[0].role }}!").json["tokens"][-5:])
+        == b"user!"
+    ),
     "documents": lambda ask: "documents=[{'title': 'a'}]\n" in ask(documents=[{"title": "a"}]).prompt,
     "reasoning_effort": lambda ask: "reasoning_effort=low\n" in ask(reasoning_effort="low").prompt,
     (TOKENIZE, "continue_final_message"): lambda ask: (

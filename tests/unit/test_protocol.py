@@ -156,7 +156,6 @@ def test_harmless_fields_are_accepted() -> None:
         ("modalities", ["text", "audio"], ["text"]),
         ("echo", True, False),
         ("continue_final_message", True, False),
-        ("chat_template", "{{ messages }}", None),
     ],
 )
 def test_refused_in_chat(field: str, value: Any, harmless: Any) -> None:

@@ -33,6 +33,7 @@ SERVER_SETTINGS: dict[str, str] = {
     "api_key_file": "api_key_file",
     "max_body_bytes": "max_body_bytes",
     "chat_template": "chat_template",
+    "trust_request_chat_template": "trust_request_chat_template",
     "tool_call_parser": "tool_call_parser",
     "reasoning_parser": "reasoning_parser",
     "log_level": "log_level",

@@ -49,6 +49,7 @@ SERVER_FLAGS = (
     Flag("api_key_file", str, SERVER, "YAML or JSON list of keys: name, key or sha256:…, limits and share of each."),
     Flag("max_body_bytes", int, SERVER, "Largest request accepted, in bytes (default 8388608)."),
     Flag("chat_template", str, SERVER, "Jinja chat template, or a file with one, instead of the model's own."),
+    Flag("trust_request_chat_template", bool, SERVER, "Whether a request may bring its own template (default no)."),
     Flag("tool_call_parser", str, SERVER, "hermes, llama3_json, mistral or json (default: as the template tells)."),
     Flag("reasoning_parser", str, SERVER, "deepseek_r1, qwen3, mistral or none (default: as the template tells)."),
     Flag("log_level", str, SERVER, "debug, info, warning or error (default info)."),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import msgspec
 
-from noria.errors import InvalidRequestError
+from noria.errors import InvalidRequestError, TokenizerError
 from noria.params import MAX_STOP_STRINGS, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # of the completions API, as OpenAI's
@@ -23,6 +23,8 @@ _LONGEST = 1 << 20  # characters that are encoded at once, for whatever purpose,
 # Characters that are encoded on the event loop: that takes less than half a millisecond, and to hand them to another
 # thread and back would take as long again.
 _SHORT = 2048
+MAX_OWN_TEMPLATE = 64 << 10  # characters of a template that a request brings
+_KEPT_TEMPLATES = 16  # of those, compiled
 
 
 class TokenizerLike(Protocol):
@@ -77,11 +79,14 @@ class InputProcessor:
         max_model_len: int,
         vocab_size: int,
         threads: int = 2,
+        make_template: Callable[[str], TemplateLike] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        # Of templates that requests bring. None: they may not.
+        self._make_template = None if make_template is None else lru_cache(_KEPT_TEMPLATES)(make_template)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="noria-encode")
         # Texts that no request could hold, which `/tokenize` counts all the same: one at a time, in nobody's way.
         self._long = ThreadPoolExecutor(1, thread_name_prefix="noria-count")
@@ -175,20 +180,30 @@ class InputProcessor:
         variables: Mapping[str, Any] | None = None,
         continue_final: bool = False,
         keep: int | None = None,
+        own: str | None = None,
     ) -> list[int]:
         """Token ids of a conversation, rendered by the model's template; of many, the last `keep`.
 
-        `continue_final`: the last message goes on. Raises TemplateError in the template's words.
+        `continue_final`: the last message goes on. `own`: a template instead of the model's. Raises TemplateError in
+        the template's words.
         """
         template = self.template
-        if template is None:
+        if own is not None and self._make_template is None:
+            raise InvalidRequestError(
+                "chat_template: templates are the model's, or those of --chat-template; a server that was started with"
+                " --trust-request-chat-template takes those of requests",
+                "chat_template",
+            )
+        if template is None and own is None:
             raise InvalidRequestError(
                 "this model has no chat template: use /v1/completions, or start the server with --chat-template",
                 "messages",
             )
 
         def work() -> list[int]:
-            text = template.render(messages, tools, add_generation_prompt, variables or {}, continue_final)
+            used = template if own is None else self._own_template(own)
+            assert used is not None
+            text = used.render(messages, tools, add_generation_prompt, variables or {}, continue_final)
             if keep is not None:
                 self._check_length(text, "messages")
                 return self.tokenizer.encode_rendered(text)[-keep:]
@@ -200,6 +215,15 @@ class InputProcessor:
         if not ids:
             raise InvalidRequestError("the chat template made an empty prompt of these messages", "messages")
         return ids
+
+    def _own_template(self, text: str) -> TemplateLike:
+        assert self._make_template is not None
+        if len(text) > MAX_OWN_TEMPLATE:
+            raise InvalidRequestError(f"chat_template: longer than {MAX_OWN_TEMPLATE} characters", "chat_template")
+        try:
+            return self._make_template(text)
+        except TokenizerError as error:
+            raise InvalidRequestError(str(error), "chat_template") from None
 
     def chat_params(self, params: SamplingParams) -> SamplingParams:
         """Adds the stop strings of the template's format: some formats have no token that ends an answer."""

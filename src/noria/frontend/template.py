@@ -157,7 +157,8 @@ class ChatTemplate:
         if len(text) > MAX_TEMPLATE:
             raise TokenizerError(f"{where}: longer than {MAX_TEMPLATE} characters")
         try:
-            return self._sandbox.from_string(text)
+            with self._sandbox.limits():  # constants are worked out when it is compiled
+                return self._sandbox.from_string(text)
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerError(f"{where}: line {error.lineno}: {error.message}") from error
         except RecursionError as error:

@@ -67,7 +67,9 @@ class _Conversation:
         opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
         keep = inputs.kept(wanted.truncate_prompt_tokens, self.params.max_tokens)
         messages, tools = self._state.dialect.conversation(self._messages, self._use)
-        self._prompt = await inputs.chat(messages, tools, opens, wanted.variables, continued, keep)
+        self._prompt = await inputs.chat(
+            messages, tools, opens, wanted.variables, continued, keep, wanted.chat_template
+        )
         goes_on: Any = self._messages[-1]["content"] if continued else None
         self._opened = self._state.dialect.opened(self._prompt, inputs.tokenizer, goes_on)
         return [self._prompt], [inputs.resolve(self.params, len(self._prompt), "messages")]

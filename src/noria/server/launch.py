@@ -154,7 +154,14 @@ async def _assemble(
             min_p=advised.min_p,
             repetition_penalty=advised.repetition_penalty,
         )
-    inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size)
+
+    def own_template(text: str) -> ChatTemplate:
+        from noria.frontend.template import ChatTemplate
+
+        return ChatTemplate({"default": text}, tokenizer)
+
+    maker = own_template if server.trust_request_chat_template else None
+    inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size, make_template=maker)
     aliases = () if server.served_model_name else (files.name,)
     grammars = Grammars(Compiler(lambda: pieces.vocabulary(ends), server.grammar_timeout))
     return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, dialect, grammars=grammars)

@@ -134,7 +134,6 @@ _CHAT: dict[str, Ignored | Refused] = {
     "function_call": Refused("deprecated; say `tool_choice`", ("none", "auto")),
     # vLLM's
     "echo": Refused("to go on with the last message, say `continue_final_message`"),
-    "chat_template": Refused("templates are the model's, or those of `--chat-template`"),
     "add_special_tokens": Refused("the chat template writes them"),
     # others
     "enable_thinking": Refused('say `chat_template_kwargs`: `{"enable_thinking": …}`'),

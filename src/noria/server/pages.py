@@ -48,7 +48,8 @@ async def tokenize(request: Request) -> Response:
         messages, tools = state.dialect.conversation(plain_messages(wanted.messages), use)
         continued = bool(wanted.continue_final_message)
         opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
-        ids = await state.inputs.chat(messages, tools, opens, wanted.chat_template_kwargs, continued)
+        variables, own = wanted.chat_template_kwargs, wanted.chat_template
+        ids = await state.inputs.chat(messages, tools, opens, variables, continued, own=own)
     else:
         ids = await state.inputs.encode(wanted.prompt or "", wanted.add_special_tokens)
     reply = Tokenized(count=len(ids), max_model_len=state.inputs.max_model_len, tokens=ids)

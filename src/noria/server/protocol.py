@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Raw, field
 
 from noria.errors import InvalidRequestError
+from noria.frontend.inputs import MAX_OWN_TEMPLATE
 from noria.params import (
     MAX_ALLOWED,
     MAX_LOGIT_BIAS,
@@ -246,6 +247,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
             "whether the template opens the assistant's turn", default="true, or false where the last message goes on"
         ),
     ] = None
+    chat_template: Annotated[
+        str | None,
+        about(
+            "a template instead of the model's; only with `--trust-request-chat-template`",
+            range=f"a string of at most {MAX_OWN_TEMPLATE} characters",
+            default="the model's",
+        ),
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template", default="none")] = None
     documents: Annotated[
         list[dict[str, Any]] | None, about("as `chat_template_kwargs.documents`, for templates that know it")
@@ -306,6 +315,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     ] = None
     continue_final_message: Annotated[
         bool | None, about("the last message, the assistant's, goes on where it ends", default="false")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        about(
+            "a template instead of the model's; only with `--trust-request-chat-template`",
+            range=f"a string of at most {MAX_OWN_TEMPLATE} characters",
+            default="the model's",
+        ),
     ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables for the template")] = None
     tools: Annotated[list[Tool] | None, about("functions that the model is shown, beside messages")] = None
