@@ -40,7 +40,7 @@ from noria.messages import (
 from noria.observe.metrics import Metrics
 from noria.server.app import create_app
 from noria.server.connection import Connection
-from noria.server.protocol import Defaults
+from noria.server.reading import Defaults
 from noria.server.state import ServerState
 from noria.server.tools.dialect import Dialect
 

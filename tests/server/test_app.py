@@ -17,7 +17,7 @@ import pytest
 from fakes import BOS, EOS, MAX_LEN, VOCAB, ReciterCore, Running, recited, serving, wait_until
 
 from noria.config import ServerOptions
-from noria.server.protocol import Defaults
+from noria.server.reading import Defaults
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:

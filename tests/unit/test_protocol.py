@@ -12,15 +12,8 @@ from noria.errors import InvalidRequestError
 from noria.params import SamplingParams
 from noria.server.http import decode, other_fields
 from noria.server.others import check_others
-from noria.server.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    Defaults,
-    Message,
-    plain_messages,
-    prompts_of,
-    sampling_params,
-)
+from noria.server.protocol import ChatRequest, CompletionRequest, Message
+from noria.server.reading import Defaults, plain_messages, prompts_of, sampling_params
 
 
 def parse(body: dict[str, Any] | str, kind: type[Any] = CompletionRequest) -> Any:

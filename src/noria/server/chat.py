@@ -15,7 +15,8 @@ from noria.params import SamplingParams
 from noria.server.chat_parts import PartsReply
 from noria.server.chat_reply import ChatReply
 from noria.server.http import EventStream, json_response
-from noria.server.protocol import ChatRequest, plain_messages, sampling_params
+from noria.server.protocol import ChatRequest
+from noria.server.reading import plain_messages, sampling_params
 from noria.server.state import ServerState, submit, whole
 from noria.server.structured import check_beside, form_of
 from noria.server.tools.binding import grammar_of

@@ -16,7 +16,8 @@ from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
 from noria.server.http import EventStream, encode_text, event, json_response, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend, prompt_logprobs
-from noria.server.protocol import CompletionRequest, prompts_of, sampling_params
+from noria.server.protocol import CompletionRequest
+from noria.server.reading import prompts_of, sampling_params
 from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from noria.server.replying import Replying
 from noria.server.state import ServerState, raise_error, submit, whole

@@ -129,7 +129,7 @@ async def _assemble(
     from noria.frontend.grammars import Compiler, Grammars
     from noria.frontend.inputs import InputProcessor
     from noria.observe.metrics import Metrics
-    from noria.server.protocol import Defaults
+    from noria.server.reading import Defaults
     from noria.server.state import ServerState
     from noria.server.tools.dialect import Dialect
 

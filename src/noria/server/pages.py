@@ -12,7 +12,8 @@ import noria
 from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
 from noria.server.openapi import document
-from noria.server.protocol import DetokenizeRequest, TokenizeRequest, plain_messages
+from noria.server.protocol import DetokenizeRequest, TokenizeRequest
+from noria.server.reading import plain_messages
 from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, TokenizerInfo, Version
 from noria.server.state import ServerState
 from noria.server.tools.request import tool_use

@@ -28,7 +28,8 @@ from noria.server.access import Access, Caller, KeyCollector, caller_of
 from noria.server.fields import known_fields
 from noria.server.http import Bodies, Watch, decode, other_fields
 from noria.server.others import check_others
-from noria.server.protocol import Defaults, GenerationRequest
+from noria.server.protocol import GenerationRequest
+from noria.server.reading import Defaults
 from noria.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from noria.server.tools.dialect import Dialect
 
