@@ -37,7 +37,7 @@ HEALTH_SECONDS = 0.1
 MEMORY_SHARE = 0.05
 ATTACK_SECONDS = 120.0  # after which an attack that has no answer tells that
 CLIENTS = 8  # well-behaved ones
-WARM_REQUESTS = 100
+WARM_REQUESTS = 80
 SETTLE_SECONDS = 90.0  # that a server has to finish what it took, once all clients are gone
 QUIET_SECONDS = 10.0  # after that, before memory is measured
 FINE = {"left", "closed"}  # ends of an attack that are no status
@@ -99,6 +99,9 @@ def memory(server: psutil.Process) -> dict[str, int]:
 async def warm(port: int, scene: Scene, good: Good) -> None:
     """Normal load, so that what is made at first need is there: the cache is filled, every endpoint was used."""
     await good.learn()
+    async with Wire(port) as wire:
+        await wire.send(post("/tokenize", {"prompt": " ".join(map(str, range(100_000)))}))
+        await wire.reply()
 
     async def one(count: int) -> None:
         async with Wire(port) as wire:

@@ -25,6 +25,7 @@ from noria.frontend.transport import EngineTransport
 from noria.messages import EngineInfo
 from noria.observe.logging import get_logger, logging_environment
 from noria.server.listen import BACKLOG, certificate, url_of
+from noria.server.memory import bound_memory, give_memory_back
 
 if TYPE_CHECKING:
     from noria.files.generation import GenerationDefaults
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 _KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 _FILES = 65536
+_TIDY_TICKS = 20  # tenths of a second between two looks at whether memory can be given back
 
 
 def launch(
@@ -52,6 +54,7 @@ def launch(
     try:
         transport.spawn()
         _raise_file_limit()
+        bound_memory()
         import uvloop
 
         uvloop.run(_run(transport, files, model, engine, server, listener))
@@ -194,6 +197,9 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
             _say_goodbye(state)
 
         async def on_tick(self, counter: int) -> bool:
+            if counter % _TIDY_TICKS == 0 and state.client.unfinished == 0 and state.answered:
+                state.answered = False
+                give_memory_back()
             # The socket stays open while accepted requests are finished: others hear that the server stops.
             left = state.deadline - time.monotonic()
             if state.draining and (state.client.unfinished == 0 or left < 0):

@@ -51,6 +51,7 @@ class ServerState:
         dialect: how the model calls functions and reasons.
         draining: no request is taken any more; those that were are finished.
         deadline: of that, `time.monotonic()`.
+        answered: something was read since memory was last given back.
     """
 
     client: EngineClient
@@ -65,6 +66,7 @@ class ServerState:
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     deadline: float = math.inf
+    answered: bool = False
     grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
     access: Access = field(init=False)
@@ -77,6 +79,7 @@ class ServerState:
     async def read(self, request: Request, decoder: msgspec.json.Decoder[T]) -> T:
         """The body of a request, within its limit and of the right types. Fields that are not known are counted, or
         refused with `--strict-fields`."""
+        self.answered = True
         body = await self.bodies.read(request)
         struct: Any = decoder.type
         async with self.bodies.turn(body):

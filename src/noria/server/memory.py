@@ -1,0 +1,36 @@
+"""Memory goes back to the system: large blocks as soon as they are free, the rest when the server has nothing to do.
+
+The C library would keep most of what a flood of large requests made it take, in case there is another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+
+# Parameters of glibc's `mallopt`, from its <malloc.h>.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_LARGE = 256 << 10  # bytes; blocks of that size are mapped, and unmapped, by themselves
+_SLACK = 1 << 20  # bytes that may stay free at the end of the heap
+_ARENAS = 2  # heaps for all threads together
+
+
+def bound_memory() -> None:
+    """To be called before there are threads. Does nothing where the C library is another."""
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
+        for name, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _SLACK), (_ARENA_MAX, _ARENAS)):
+            mallopt(name, value)
+
+
+def give_memory_back() -> None:
+    """Takes some milliseconds."""
+    gc.collect()
+    trim = _glibc("malloc_trim")
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def _glibc(name: str) -> ctypes._NamedFuncPointer | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
