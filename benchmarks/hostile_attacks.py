@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
-from hostile_bodies import CHAT, COMPLETIONS, MB, huge, large
+from hostile_bodies import CHAT, COMPLETIONS, MB, forms, huge, large
 from hostile_wire import Reply, Wire, head, post
 
 from noria import params as limits
@@ -445,6 +445,11 @@ async def keeps_connections(scene: Scene) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ large
+
+
+@attack(2)
+async def costly_forms(scene: Scene) -> str:
+    return await ask(scene, post(COMPLETIONS, {"prompt": "x", "max_tokens": 5, **scene.random.choice(forms())}))
 
 
 @attack(3)

@@ -69,3 +69,35 @@ def large(chance: random.Random, ids: Callable[[int], list[int]], tokens: int) -
         {**small, "prompt": "wheel " * (tokens - 10), "truncate_prompt_tokens": 5},
         {**small, "temperature": 100, "top_k": 1, "repetition_penalty": 100, "frequency_penalty": 2, "logprobs": 20},
     ]
+
+
+def forms() -> list[dict[str, Any]]:
+    """Answers in forms that cost much to work out, or do not end, or are none."""
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"], "additionalProperties": False}
+    wide = {"type": "object", "properties": {f"field {i}": {"type": "integer"} for i in range(5000)}}
+    looped = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+    pairs = {"anyOf": [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}}, {"allOf": [{"$ref": "#"}, {}]}]}
+    schemas: list[Any] = [
+        deep,
+        wide,
+        looped,
+        pairs,
+        {"enum": [f"{i}" * 50 for i in range(20_000)]},
+        {"type": "x"},
+        5,
+        [],
+    ]
+    schemas += [{"type": "string", "pattern": pattern} for pattern in ("(a|a)*" * 50, "(", "(?=a)b", "^.{100000}$")]
+    schemas += [{"type": "array", "minItems": 10**9}, {"not": {}}, {"$ref": "http://elsewhere/schema"}, {"type": []}]
+    return [
+        *({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": one}}} for one in schemas),
+        *(
+            {"structured_outputs": {"regex": one}}
+            for one in ("((a{1,999}){1,999}){1,999}", "(" * 1000, "[" * 1000, "\\")
+        ),
+        *({"structured_outputs": {"grammar": one}} for one in ("start: start start", "x", "start: " + '"a" ' * 50_000)),
+        {"structured_outputs": {"choice": [f"choice {i}" for i in range(50_000)]}},
+        {"structured_outputs": {"json": deep, "regex": "a"}},
+    ]

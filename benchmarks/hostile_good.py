@@ -29,6 +29,13 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
             ("/v1/chat/completions", {**talk, "temperature": 0, "stream": index % 2 == 1}),
             ("/v1/chat/completions", {**talk, "seed": index, "repetition_penalty": 1.2, "logit_bias": {"260": -5}}),
         ]
+    made += [
+        (
+            "/v1/completions",
+            {"prompt": "A word: ", "max_tokens": 20, "structured_outputs": {"regex": "[a-z]{4,9}"}, **how},
+        )
+        for how in ({"temperature": 0}, {"seed": 1}, {"seed": 2, "stream": True})
+    ]
     long = " ".join(f"The wheel has {number} buckets." for number in range(300))
     made.append(("/v1/completions", {"prompt": long, "max_tokens": 10, "temperature": 0}))
     made.append(("/tokenize", {"prompt": long}))
