@@ -73,9 +73,10 @@ async def flooded(
     done: list[Record] = []
     loop = asyncio.get_running_loop()
     began = loop.time()
+    stopped = False
 
     async def caller() -> None:
-        while True:
+        while not stopped:  # a cancellation can be lost where an answer ends at the same moment
             output = random.randint(given.flood_output // 2, given.flood_output)
             done.append(await ask(flood, prompts.make(given.flood_prompt, output)))
 
@@ -83,6 +84,7 @@ async def flooded(
     await asyncio.sleep(SETTLE)
     records = await quiet(target, prompts, given)
     seconds = loop.time() - began
+    stopped = True
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
