@@ -327,6 +327,23 @@ def test_an_aborted_request_leaves_nothing_behind(depth):
     assert 5 not in driver.seen
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_abort_within_a_prompt_frees_its_blocks_within_two_steps(depth):
+    driver = Driver(depth=depth, budget=8, cache={"prefix_caching": False})
+    driver.submit(1, [number % 7 for number in range(60)], max_tokens=5)
+    driver.submit(2, PROMPT, max_tokens=30)
+    driver.step()
+    assert not driver.core.has_work or driver.core.stats.held_blocks >= 8
+    driver.abort(1)
+    driver.step()
+    driver.step()
+    assert driver.core.stats.held_blocks <= len(PROMPT) // 8 + 2
+    driver.run()
+    assert driver.core.stats.held_blocks == 0
+    assert 1 not in driver.seen or not driver.tokens(1)
+    assert driver.finish(2).reason == "length"
+
+
 def test_an_abort_alone_is_answered_with_statistics():
     driver = Driver()
     driver.submit(1, PROMPT, max_tokens=20)

@@ -89,3 +89,22 @@ def test_text_that_would_take_too_long_to_encode(http: httpx.Client) -> None:
         error = error_of(http.post(path, json={"prompt": long, **body}), 400)
         assert "1048577 characters; at most 1048576" in error["message"]
     assert http.post("/tokenize", json={"prompt": long[1:]}).json()["count"] == 1 + (1 << 20)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_before_its_first_token_is_aborted(path: str, stream: bool) -> None:
+    core = ReciterCore(pause=0.01, seats=0)  # all wait
+    asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    body = json.dumps({**asked, "n": 3, "stream": stream}).encode()
+    with serving(core) as server:
+        connection = raw(
+            server, f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
+        wait_until(lambda: len(core.rows) == 3)
+        connection.close()
+        wait_until(lambda: not core.rows)
+        assert server.state.client.unfinished == 0
+        page = httpx.get(f"{server.url}/metrics").text
+        assert 'noria_request_accepted_total{model_name="wheel"} 3.0' in page
+        assert 'noria_request_success_total{finished_reason="abort",model_name="wheel"} 3.0' in page
