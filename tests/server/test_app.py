@@ -46,7 +46,10 @@ def test_wrong_type_names_the_field(http: httpx.Client) -> None:
 
 
 def test_unknown_model(http: httpx.Client) -> None:
-    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": []})):
+    for path, body in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
         error = error_of(http.post(f"/v1/{path}", json={"model": "mill"} | body), 404)
         assert (error["param"], error["code"]) == ("model", "model_not_found")
         assert "'wheel'" in error["message"]

@@ -80,6 +80,25 @@ def test_tokens_after_the_stop_string_are_not_used(text: str, stop: list[str], c
         assert bytes(tokens[:used]).decode() == made + found
 
 
+@settings(max_examples=200, deadline=None)
+@given(texts, stops, cuts)
+def test_a_stop_string_that_stays_is_the_end_of_the_text(text: str, stop: list[str], cuts: list[int]) -> None:
+    kept, found, _ = run(list(text.encode()), cuts, stop, include_stop=True)
+    cut, same = naive(text, stop)
+    assert (kept, found) == (cut + (same or ""), same)
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts, stops, cuts, st.integers(0, 40))
+def test_stop_strings_begin_to_count_after_min_tokens(text: str, stop: list[str], cuts: list[int], least: int) -> None:
+    """Each token is a byte: what the first `least` of them say is text, whatever it is, if it ends with a character."""
+    data = text.encode()
+    before = data[:least].decode("utf-8", "ignore")
+    made, found, _ = run(list(data), cuts, stop, min_tokens=len(before.encode()))
+    after, same = naive(text[len(before) :], stop)
+    assert (made, found) == (before + after, same)
+
+
 def test_text_that_may_become_a_stop_string_is_withheld() -> None:
     finder = StopFinder(["stop!", "op?"])
     assert finder.push("please st") == ("please ", None)

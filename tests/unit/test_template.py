@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noria.errors import ConfigError, InvalidRequestError, TemplateError, TokenizerError
+from noria.errors import ConfigError, InvalidRequestError, RequestError, TemplateError, TokenizerError
 from noria.files.catalog import KNOWN
 from noria.files.resolve import ModelFiles
 from noria.frontend import sandbox
 from noria.frontend.template import ChatTemplate, load_template
-from noria.frontend.tokenizer import _GPT2_BYTES, Tokenizer
+from noria.frontend.tokenizer import _GPT2_BYTES, MARK, Tokenizer
 from noria.frontend.tokenizer_gguf import build_tokenizer
 
 CHARS = {byte: character for character, byte in _GPT2_BYTES.items()}
@@ -214,6 +214,38 @@ def test_users_cannot_open_a_turn(parts: list[str]) -> None:
     out = _CHATML.render([user(content)])
     assert controls(out) == 3
     assert f"user\n{content.strip()}<|im_end|>" in TOKENIZER.decode(TOKENIZER.encode_rendered(out), False)
+
+
+_ANY = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
+    ["<|im_start|>", "<|im_end|>", MARK, "\ud83d"]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _ANY,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_ANY, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+_CALLS = st.lists(st.dictionaries(_ANY | st.just("function"), _VALUES, max_size=3), max_size=2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries({"role": _ANY}, optional={"content": _VALUES, "name": _ANY, "tool_calls": _CALLS}),
+        max_size=3,
+    ),
+    _VALUES,
+)
+def test_whatever_messages_hold_they_open_no_turn(messages: list[dict[str, Any]], more: Any) -> None:
+    """Rendered and encoded, or refused as a request: halves of surrogates, control tokens and odd types too."""
+    text = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.name }}{{ m | tojson }}{{ more }}{% endfor %}"
+    try:
+        out = template(text).render(messages, variables={"more": more})
+        ids = TOKENIZER.encode_rendered(out)
+    except RequestError:
+        return
+    assert not TOKENIZER.special_ids & set(ids)
 
 
 # ------------------------------------------------------------------------------------------------ refusals and limits

@@ -22,7 +22,7 @@ from helpers.tiny_tokenizers import (
     sentencepiece,
     sentencepiece_values,
 )
-from noria.errors import TokenizerError
+from noria.errors import InvalidRequestError, TokenizerError
 from noria.frontend.pretokenizers import _BY_NAME, named_pretokenizer
 from noria.frontend.tokenizer import _GPT2_BYTES, MARK, Tokenizer
 from noria.frontend.tokenizer_gguf import SPACE, merges_from_scores
@@ -341,3 +341,8 @@ def test_a_long_text_does_not_stop_other_threads() -> None:
     done.set()
     thread.join()
     assert during > 10
+
+
+def test_half_of_a_character_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        _shared("gpt2").encode("a \ud83d", add_bos=False)

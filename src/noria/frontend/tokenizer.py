@@ -23,7 +23,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from noria.errors import TokenizerError
+from noria.errors import InvalidRequestError, TokenizerError
 from noria.files.generation import end_token_ids
 from noria.files.gguf import open_gguf
 from noria.files.resolve import ModelFiles
@@ -92,7 +92,10 @@ class Tokenizer:
     def _ids(self, text: str) -> list[int]:
         # A batch of one: the library holds Python's lock while it encodes a single text, and with it every stream of
         # the server, for a second on a long one. It gives the lock up for batches.
-        ids: list[int] = self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            ids: list[int] = self.raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except TypeError:  # the library's word for it; JSON cannot bring such a text here, Python's strings can
+            raise InvalidRequestError("the text holds half of a surrogate pair, which is no character") from None
         return ids
 
     def encode_rendered(self, text: str) -> list[int]:

@@ -208,10 +208,17 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     add_special_tokens: Annotated[bool, about("whether a text prompt begins with the model's BOS")] = True
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 class Message(msgspec.Struct, kw_only=True):
     """`messages[]`: one message. `content` is text, or parts of which text is the only kind that is served."""
 
-    role: Annotated[str, about("whose it is", range="system, developer (the same), user, assistant or tool")]
+    role: Annotated[
+        str,
+        about("whose it is", range="system, developer (the same), user, assistant or tool"),
+        Meta(extra_json_schema={"enum": list(ROLES)}),
+    ]
     content: Annotated[
         str | list[dict[str, Any]] | None,
         about("text, or parts with text", range="a string, or a list of parts (`text`, `input_text`, `refusal`)"),
@@ -231,6 +238,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     messages: Annotated[
         list[Message],
         about("the conversation. Control tokens in it are plain text", range="a list of at least one message"),
+        Meta(min_length=1),
     ]
     max_completion_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,

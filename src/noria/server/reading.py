@@ -11,7 +11,7 @@ import msgspec
 
 from noria.errors import InvalidRequestError
 from noria.params import SamplingParams
-from noria.server.protocol import GenerationRequest, Message
+from noria.server.protocol import ROLES, GenerationRequest, Message
 from noria.server.tools.request import check_calls
 
 
@@ -83,7 +83,7 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
         raise InvalidRequestError("messages: at least one is needed", "messages")
     plain: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        if message.role not in ("system", "developer", "user", "assistant", "tool"):
+        if message.role not in ROLES:
             where = f"messages[{index}].role"
             raise InvalidRequestError(
                 f"{where}: must be system, developer, user, assistant or tool, got {message.role[:100]!r}", where
