@@ -100,8 +100,13 @@ async def warm(port: int, scene: Scene, good: Good) -> None:
     """Normal load, so that what is made at first need is there: the cache is filled, every endpoint was used."""
     await good.learn()
     async with Wire(port) as wire:
-        await wire.send(post("/tokenize", {"prompt": " ".join(map(str, range(100_000)))}))
-        await wire.reply()
+        for path, body in (
+            ("/tokenize", {"prompt": " ".join(map(str, range(100_000)))}),
+            (COMPLETIONS, {"prompt": scene.ids(2000), "max_tokens": 2, "logprobs": 20, "echo": True}),
+            (COMPLETIONS, {"prompt": [scene.ids(20), scene.ids(20)], "max_tokens": 8, "n": 128, "ignore_eos": True}),
+        ):
+            await wire.send(post(path, body))
+            await wire.reply()
 
     async def one(count: int) -> None:
         async with Wire(port) as wire:
@@ -215,7 +220,9 @@ def judge_attacks(demands: Demands, seen: dict[str, Counter[str]]) -> None:
     """Each attack ends as it may: with a clear answer, or a closed connection."""
     for kind in sorted(seen):
         print(f"  {kind:<34} " + ", ".join(f"{end}: {count}" for end, count in sorted(seen[kind].items())))
-    odd = Counter({end: count for ends in seen.values() for end, count in ends.items() if not _is_fine(end)})
+    odd: Counter[str] = Counter()
+    for ends in seen.values():
+        odd.update({end: count for end, count in ends.items() if not _is_fine(end)})
     demands.add("every attack gets a clear end", ", ".join(f"{end}: {n}" for end, n in odd.items()) or "yes", not odd)
 
 

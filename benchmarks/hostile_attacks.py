@@ -400,7 +400,7 @@ async def huge_headers(scene: Scene) -> str:
 @attack(2)
 async def reads_slowly(scene: Scene) -> str:
     """A long answer, a byte a second, into a small buffer; or nothing of it at all."""
-    body = scene.body(max_tokens=400, stream=scene.random.random() < 0.7, n=scene.random.choice((1, 8)), logprobs=5)
+    body = scene.body(max_tokens=200, stream=scene.random.random() < 0.7, n=scene.random.choice((1, 4)), logprobs=20)
     patience = scene.random.choice((5, 20, 60))
     async with scene.wire(receive_buffer=2048) as wire:
         await wire.send(post(COMPLETIONS, body))
