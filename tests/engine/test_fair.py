@@ -116,6 +116,32 @@ def test_who_has_no_blocks_gets_those_of_the_newest_of_one_far_ahead():
     assert [world.finish(one).preemptions for one in flood] == [0, 1]
 
 
+def test_who_did_not_fit_gets_room_once_the_others_are_far_ahead():
+    world = World(slots=8, budget=256, num_blocks=80, max_model_len=640)
+    flood = world.ask("flood", 2, length=100, max_tokens=200)
+    world.step()
+    (quiet,) = world.ask("quiet", length=500, max_tokens=2)
+    assert world.steps_until_first(quiet) < 90
+    world.run()
+    assert [len(world.tokens(one)) for one in flood] == [200, 200]
+
+
+def test_one_who_is_woken_when_another_gives_way_is_not_taken_for_the_next_in_line():
+    """What the second tenant's first request waits for is given up for its third, which it goes before."""
+    world = World(slots=3, max_model_len=512)
+    world.ask("flood", max_tokens=200)
+    for _ in range(90):
+        world.step()
+    shared = [Random(5).randrange(VOCAB) for _ in range(300)]
+    world.submit(11, shared, max_tokens=5, tenant="flood", arrival=1.0)
+    world.submit(12, prompt(6), max_tokens=5, tenant="flood", arrival=2.0)
+    world.step()
+    for request_id, words in ((21, [*shared[:299], 1]), (22, prompt(9, 5)), (23, prompt(10, 5))):
+        world.submit(request_id, words, max_tokens=5, tenant="quiet", arrival=float(request_id))
+    world.run()
+    assert [len(world.tokens(one)) for one in (11, 12, 21, 22, 23)] == [5] * 5
+
+
 def test_two_that_both_flood_get_the_same():
     world = World(slots=6)
     world.ask("one", 60, max_tokens=20)
@@ -184,6 +210,21 @@ def test_while_others_are_about_prompts_fill_a_quarter_of_a_step():
     now[0] += 61.0
     world.step()
     assert world.executor.plans[-1].tokens == 32
+    world.run()
+
+
+def test_a_flood_that_came_long_ago_is_about_until_it_has_ended():
+    now = [100.0]
+    world = World(slots=4, clock=lambda: now[0])
+    world.ask("flood", 8, max_tokens=200)
+    for _ in range(100):
+        world.step()
+    world.ask("quiet", max_tokens=1)
+    for _ in range(10):
+        world.step()
+    now[0] += 61.0
+    (quiet,) = world.ask("quiet", max_tokens=1)
+    assert world.steps_until_first(quiet) == 1
     world.run()
 
 

@@ -33,7 +33,7 @@ _CREDIT = 8  # so far behind may be who comes back after a pause
 # While several tenants are about, prompts of those not far behind fill a quarter of the budget at most: who comes in
 # the middle of a step waits for its end.
 _PART = 4
-_ABOUT = 60.0  # seconds after its last request that a tenant counts as being about
+_ABOUT = 60.0  # seconds after its last request came that a tenant counts as being about; or until all have ended
 _PRUNE_FROM = 1024  # tenants
 
 
@@ -261,7 +261,7 @@ class FairTenants:
         self._paid[request.slot] = request.prompt_length if request.preemptions else 0
 
     def turn(self, running: Running, first: Request | None, now: float) -> Turn:
-        if now - self._other > _ABOUT:
+        if now - self._other > _ABOUT and np.count_nonzero(self._counters.unfinished) < 2:
             return EVERYONE
         slots, served = running.slots, self._counters.served[self._number]
         new = slots[running.computed[slots] < running.prompt[slots]]

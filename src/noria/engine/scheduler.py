@@ -134,7 +134,7 @@ class Scheduler:
             self._tenancy.charge(self._last.plan, self.running.prompt)
             return self._last
         self.running.settle()
-        turn = self._tenancy.turn(self.running, self._next(), now)
+        turn = self._turn(now)
         draft = self._draft(turn, now, outputs)
         if draft.empty and not turn.all:
             draft = self._draft(EVERYONE, now, outputs)  # whose turn it was cannot use it
@@ -147,6 +147,19 @@ class Scheduler:
         self._tenancy.charge(flight.plan, self.running.prompt)
         self.counters.prompt_tokens += flight.prompt_tokens
         return flight
+
+    def _turn(self, now: float) -> Turn:
+        """Whose turn the step is. The first in line counts if there is room, or others can be made to leave."""
+        first, running = self.waiting.first(), self.running
+        if first is None or first.idle_from > self.collected:
+            return self._tenancy.turn(running, None, now)
+        turn = self._tenancy.turn(running, first, now)
+        if turn.all or (running.free_slots and self._stuck != (first, self._frees)):
+            return turn
+        if self._tenancy.victim(running, self._max_preemptions, turn.bound) is None:
+            return self._tenancy.turn(running, None, now)
+        self._stuck = None  # it did not fit beside one who has got too far ahead since
+        return turn
 
     def _next(self) -> Request | None:
         """The first in line, unless it is known not to fit or has a token to come."""
@@ -215,8 +228,10 @@ class Scheduler:
             request = self._next()
             if request is None or not self._tenancy.may_start(request, turn):
                 return
-            if not self.running.free_slots and not self._displace(turn):
-                return
+            if not self.running.free_slots:
+                if not self._displace(turn):
+                    return
+                continue  # those who waited for what it computed are in line again, maybe before this one
             prefix = self._prefixes.find(request)
             if prefix is None:
                 looks -= 1
