@@ -262,17 +262,7 @@ class Scheduler:
         self._admission.admitted()
         count = min(len(request.tokens) - computed, budget)
         draft.admitted_counts.append(count)
-        draft.admitted.append(
-            Admission(
-                slot,
-                request.token_ids(),
-                request.prompt_length,
-                request.params,
-                request.stop_ids,
-                request.choice,
-                np.array(table.blocks, np.int32),
-            )
-        )
+        draft.admitted.append(_admission(request, table))
         return count
 
     def _note_start(self, request: Request, shared: int, now: float, outputs: Outputs) -> None:
@@ -336,6 +326,18 @@ class Scheduler:
             if (token in request.stops or len(known) >= request.limit) and (reason := _ending(request)):
                 self._finish(request, reason, now, outputs, token if reason == "stop" else None)
         self.counters.generation_tokens += len(ids) - before
+
+
+def _admission(request: Request, table: BlockTable) -> Admission:
+    return Admission(
+        request.slot,
+        request.token_ids(),
+        request.prompt_length,
+        request.params,
+        request.stop_ids,
+        request.choice,
+        np.array(table.blocks, np.int32),
+    )
 
 
 def _ending(request: Request) -> FinishReason | None:
