@@ -15,8 +15,10 @@ QUIET   = > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 serve: $(VENV)/.core
 	@$(BIN)/noria serve $(MODEL) --port $(PORT)
 
+# All of it; PYTEST_ARGS="tests/unit -k gguf" runs what it names and no clients.
 test: check
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(if $(PYTEST_ARGS),,$(MAKE) --no-print-directory test-clients)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check src tests benchmarks tools
