@@ -125,6 +125,22 @@ def test_scoring_a_prompt_ends_without_a_token():
     assert nothing.tokens == b""
 
 
+@pytest.mark.parametrize("wanted", [0, 1, 3])
+def test_prompt_logprobs_come_with_a_first_token_that_was_under_way_at_the_preemption(wanted):
+    driver = Driver(num_blocks=7, depth=2)
+    for request_id in (1, 2):  # both will need a block more, and there is one
+        driver.submit(request_id, other(request_id, 16), max_tokens=12, arrival=float(request_id))
+    driver.submit(3, PROMPT[:9], max_tokens=wanted, prompt_logprobs=0, arrival=3.0)
+    while 3 not in driver.seen or not (driver.seen[3].tokens or driver.seen[3].finished):
+        driver.step()
+    assert driver.core.stats.preemptions_total == 1
+    (values,) = driver.seen[3].prompt_logprobs
+    assert np.frombuffer(values.tokens, "<i4").tolist() == PROMPT[1:9]
+    driver.run()
+    assert len(driver.tokens(3)) == wanted
+    assert len(driver.seen[3].prompt_logprobs) == 1
+
+
 def test_logprobs_are_reported_for_those_who_asked():
     driver = Driver()
     driver.submit(1, PROMPT, logprobs=2)

@@ -118,7 +118,6 @@ class Scheduler:
         request.preemptions += 1
         request.confirmed = 0
         request.idle_from = self.step
-        request.scores.clear()
         self.waiting.push(request)
         self._admission.preempted()
         self.counters.preemptions += 1
@@ -258,6 +257,7 @@ class Scheduler:
         self._tenancy.started(request)
         self._prefixes.started(request)
         if request.wants_prompt_logprobs:
+            request.scores.clear()  # of an earlier time
             self._scoring.add(slot)
         self._admission.admitted()
         count = min(len(request.tokens) - computed, budget)
@@ -282,22 +282,24 @@ class Scheduler:
         self.collected = result.step
         self.counters.steps += 1
         for piece in result.prompt_logprobs:
-            request = flight.scored[piece.slot]
-            if request.state is State.RUNNING:
-                request.scores.append(piece)
+            flight.scored[piece.slot].scores.append(piece)
         for request, computed in flight.progress:
             if request.state is State.RUNNING:
-                self._progress(request, computed, now, outputs)
+                self._progress(request, computed)
+            # One that was preempted after the step had begun may get its first token from it.
+            if request.state is not State.FINISHED and computed >= request.prompt_length:
+                self._note_prompt(request, now, outputs)
         self._accept(flight.sampled, result, now, outputs)
 
-    def _progress(self, request: Request, computed: int, now: float, outputs: Outputs) -> None:
+    def _progress(self, request: Request, computed: int) -> None:
         """`computed` tokens of a running request are valid: others may share them."""
         assert request.table is not None
         request.confirmed = computed
         self.manager.commit(request.table, request.tokens, computed)
         self.waiting.wake(request.id, computed)
-        if computed < request.prompt_length:
-            return
+
+    def _note_prompt(self, request: Request, now: float, outputs: Outputs) -> None:
+        """Its whole prompt has been computed."""
         if request.wants_prompt_logprobs:
             request.wants_prompt_logprobs = False
             self._scoring.discard(request.slot)
