@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
 from fakes import Running, serving, wait_until
 
-from noria.server.connection import MOST_HEADERS, Connection, Limits
+from noria.server.connection import MOST_AHEAD, MOST_HEADERS, Connection, Limits
 
 
 @pytest.fixture
@@ -102,6 +104,77 @@ def test_a_body_that_comes_steadily_is_waited_for(limits: Running) -> None:
                 raw.recv(1, socket.MSG_PEEK)
         raw.settimeout(10)
         assert read(raw).startswith(b"HTTP/1.1 400 ")  # the stop string is too long: the body was read
+
+
+def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever(limits: Running) -> None:
+    head = "POST /v1/nothing HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    piece = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
+    closed = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                raw.sendall(piece)
+        closed.set()
+
+    with dial(limits) as raw:
+        raw.sendall(head.encode())
+        threading.Thread(target=send, daemon=True).start()
+        assert raw.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        assert closed.wait(10)
+
+
+def test_what_is_left_of_a_body_that_was_refused_may_come(limits: Running) -> None:
+    body = b"x" * 100_000
+    head = f"POST /v1/nothing HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with dial(limits) as raw:
+        raw.sendall(head.encode() + body[:1])
+        assert raw.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        raw.sendall(body[1:] + f"{GET}connection: close\r\n\r\n".encode())
+        assert b"HTTP/1.1 200 " in read(raw)
+
+
+def test_requests_sent_ahead_are_answered_in_turn_and_bounded(limits: Running) -> None:
+    limits.core.pause = 0.02
+    body = json.dumps({"prompt": "a", "max_tokens": 10}).encode()
+    first = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+    ahead = f"{GET}\r\n".encode()
+    with dial(limits) as raw:
+        raw.sendall(first + ahead * (MOST_AHEAD - 1) + f"{GET}connection: close\r\n\r\n".encode())
+        assert read(raw).count(b"HTTP/1.1 200 ") == MOST_AHEAD + 1
+    with dial(limits) as raw:
+        raw.sendall(first + ahead * 10_000)
+        assert "sent ahead" in error(read(raw), 400)
+    wait_until(lambda: limits.state.client.unfinished == 0)
+
+
+def test_a_client_that_leaves_with_more_behind_it_is_noticed(limits: Running) -> None:
+    limits.core.pause = 0.05
+    body = json.dumps({"prompt": "a", "max_tokens": 190}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with dial(limits) as raw:
+        raw.sendall(head.encode() + body + f"{GET}\r\n".encode())
+        wait_until(lambda: limits.core.rows)
+        raw.sendall(f"{GET}\r\n".encode())
+    wait_until(lambda: not limits.core.rows)
+
+
+def test_a_connection_that_is_gone_leaves_no_timer(limits: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[object] = []
+    lost = Connection.connection_lost
+
+    def note(connection: Connection, error: Exception | None) -> None:
+        lost(connection, error)
+        left.append(connection.timeout_keep_alive_task)
+
+    monkeypatch.setattr(Connection, "connection_lost", note)
+    raw = dial(limits)
+    raw.sendall(f"{GET}\r\n".encode())
+    assert raw.recv(100).startswith(b"HTTP/1.1 200 ")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()  # with a reset
+    wait_until(lambda: left)
+    assert left == [None]
 
 
 def test_an_answer_may_take_longer_than_a_head(limits: Running) -> None:

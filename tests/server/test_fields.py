@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import msgspec
 import pytest
-from fakes import ReciterCore, Running, recited, serving
+from fakes import BOS, EOS, ReciterCore, Running, recited, serving
 
 from noria.config import ServerOptions
 from noria.errors import InvalidRequestError
@@ -364,3 +364,13 @@ def test_a_value_out_of_range_is_quoted_with_what_is_possible(
     reply = http.post("/v1/completions", content=body_of("/v1/completions", name, value))
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(message)
+
+
+def test_tokens_that_nobody_has_asked_for_can_be_named_by_id() -> None:
+    with serving() as server:  # a new one: an end token, and those of a prompt, were never written as text
+        body = {"prompt": "brief", "logprobs": 1, "echo": True, "max_tokens": 9, "return_tokens_as_token_ids": True}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert reply.status_code == 200
+    tokens = reply.json()["choices"][0]["logprobs"]["tokens"]
+    assert tokens[:2] == [f"token_id:{BOS}", "token_id:98"]
+    assert tokens[-1] == f"token_id:{EOS}"

@@ -24,6 +24,7 @@ STALL_SECONDS = 30.0  # in which a client must take
 STALL_BYTES = 16 << 10  # so much of what is there for it, or all that is left
 MOST_HEADERS = 100
 MOST_URL = 8 << 10  # bytes
+MOST_AHEAD = 32  # requests that wait behind the one that is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Connection(HttpToolsProtocol):
         self._patience: asyncio.TimerHandle | None = None  # runs while the client has to send something
         self._reading = False  # a body; otherwise a head
         self._came = 0  # bytes of the body since the timer was started
+        self._unwanted = False  # there is an answer, and the timer runs for what is left of the body
         self._unseen = 0  # bytes that have become part of no body
         self._refusal: RequestError | None = None  # of what is being parsed
 
@@ -108,16 +110,28 @@ class Connection(HttpToolsProtocol):
         self._unseen = 0
         self._reading = True
         self._wait_for_client()
+        if len(self.pipeline) >= MOST_AHEAD:  # a few kilobytes can hold thousands
+            self._refusal = _refusal(400, f"more than {MOST_AHEAD} requests were sent ahead on this connection")
+            raise ValueError
         super().on_headers_complete()
+        if self.pipeline:
+            self.flow.resume_reading()  # or nobody would notice that the client leaves; there cannot be many
 
     def on_body(self, body: bytes) -> None:
         self._unseen = 0
         self._came += len(body)
         super().on_body(body)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._reading and self._served is self.cycle:
+            # The client may be sending yet, and reads its answer only then: it is let finish, but not for ever.
+            self._unwanted = True
+            self._wait_for_client()
+
     def on_message_complete(self) -> None:
         self._unseen = 0
-        self._reading = False
+        self._reading = self._unwanted = False
         self._stop_waiting()
         super().on_message_complete()
 
@@ -144,6 +158,9 @@ class Connection(HttpToolsProtocol):
             self._patience = None
 
     def _lose_patience(self) -> None:
+        if self._unwanted:
+            self.transport.close()
+            return
         if self._reading and (self.flow.read_paused or self._came >= STALL_BYTES):
             self._wait_for_client()
             return
@@ -158,6 +175,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
         self._stop_waiting()
+        self._unset_keepalive_if_required()  # it would keep all of this for as long as it runs
         self.pipeline.clear()
         served = self._served
         if served is not None and not served.response_complete:

@@ -109,6 +109,7 @@ class CompletionLogprobsWriter:
             made.tokens.append(name)
             made.token_logprobs.append(max(chosen, LOWEST))
             made.top_logprobs.append(top)
+            self._pieces.bytes_of(token)  # fills the table: of the prompt, and of an end, nobody has asked before
             self._offset += len(self._utf8.decode(self._table[token]))
         return made
 
