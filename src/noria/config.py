@@ -205,15 +205,16 @@ def engine_options(model: str, **settings: Any) -> EngineOptions:
     )
 
 
-def setting(kind: type[msgspec.Struct], field: str, value: Any, flag: str) -> Any:
-    """A value for a field of an options struct, checked for its type. Raises ConfigError that names the flag."""
+def setting(kind: type[msgspec.Struct], field: str, value: Any, flag: str, secret: bool = False) -> Any:
+    """A value for a field of an options struct, checked for its type. Raises ConfigError that names the flag, and shows
+    the value unless it is `secret`."""
     hint = next(known.type for known in msgspec.structs.fields(kind) if known.name == field)
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
         allowed = [str(item) for item in get_args(hint) if isinstance(item, str)]
         message = f"must be one of {', '.join(allowed)}" if allowed else str(error)
-        raise ConfigError(f"{message}; got {value!r}", flag) from None
+        raise ConfigError(message if secret else f"{message}; got {value!r}", flag) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

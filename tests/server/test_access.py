@@ -49,6 +49,13 @@ def test_health_and_readiness_are_open_and_nothing_else(keys: str) -> None:
             assert http.get(path).status_code == 401
 
 
+def test_who_has_no_key_is_counted(keys: str) -> None:
+    with serving(options=ServerOptions(api_key_file=keys)) as server:
+        for _ in range(2):
+            assert ask(server, "wrong").status_code == 401
+        assert b'noria_request_refused_total{model_name="wheel",status="401"} 2.0' in server.state.metrics.render()
+
+
 def test_requests_per_minute(keys: str) -> None:
     with serving(options=ServerOptions(api_key_file=keys)) as server:
         replies = [ask(server, "one") for _ in range(4)]

@@ -209,6 +209,14 @@ def test_settings_out_of_range_are_named(settings: dict[str, Any], flag: str) ->
     assert raised.value.field == flag
 
 
+@pytest.mark.parametrize("name", ["api_key", "ssl_keyfile_password"])
+def test_secrets_are_not_repeated(name: str) -> None:
+    for value in (12345, [12345]):  # as YAML reads what somebody wrote without quotes
+        with pytest.raises(ConfigError) as raised:
+            server_options({name: value})
+        assert "12345" not in str(raised.value)
+
+
 # ---------------------------------------------------------------------------------------------------- other origins
 
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}

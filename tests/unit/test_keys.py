@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from hashlib import sha256
 from pathlib import Path
 
@@ -109,7 +111,7 @@ def test_reloading_keeps_what_was_used_and_a_wrong_file_changes_nothing(tmp_path
     assert caller is not None
     caller.admit()
     write(tmp_path, "- {name: a, key: new, requests_per_minute: 2}")
-    access.reload()
+    asyncio.run(access.reload())
     assert access.caller(b"b") is None
     assert access.caller(b"d") is None
     caller = access.caller(b"new")
@@ -118,9 +120,41 @@ def test_reloading_keeps_what_was_used_and_a_wrong_file_changes_nothing(tmp_path
     with pytest.raises(RateLimitError):
         caller.admit()
     write(tmp_path, "- {name: a")
-    access.reload()
+    asyncio.run(access.reload())
     assert access.caller(b"new") is caller
     assert not access.open
+
+
+def test_of_two_reloads_the_later_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    access = Access(ServerOptions(api_key_file=write(tmp_path, "- {name: a, key: old}")))
+    first = make_keys((), write(tmp_path, "- {name: a, key: one}"))
+    second = make_keys((), write(tmp_path, "- {name: a, key: two}"))
+    late = threading.Event()
+    results = iter([lambda: (late.wait(10), first)[1], lambda: second])
+    monkeypatch.setattr("noria.server.access.make_keys", lambda *_: next(results)())
+
+    async def both() -> None:
+        slow = asyncio.create_task(access.reload())
+        await asyncio.sleep(0)
+        await access.reload()
+        late.set()
+        await slow
+
+    asyncio.run(both())
+    assert access.caller(b"one") is None
+    assert access.caller(b"two") is not None
+
+
+def test_a_lower_rate_makes_no_debt() -> None:
+    clock = Clock()
+    bucket = Bucket(1_000_000, lambda: clock.now)
+    bucket.use(500_000)
+    lower = bucket.resized(1000)
+    assert lower.level == 0.0
+    assert lower.wait(1.0) == pytest.approx(0.06)
+    lower.use(40.0)
+    assert lower.resized(10).level == -40.0  # what was owed before stays
+    assert lower.resized(2000).level == 960.0
 
 
 class Clock:

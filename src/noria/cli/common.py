@@ -44,6 +44,7 @@ SERVER_SETTINGS: dict[str, str] = {
 }
 
 
+_SECRET = ("api_key", "ssl_keyfile_password")
 _SEVERAL = ("api_key", "cors_allow_origins")
 
 
@@ -81,7 +82,7 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     for name, value in settings.items():
         field = SERVER_SETTINGS[name]
         given = (value,) if name in _SEVERAL and isinstance(value, str) else value
-        values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"))
+        values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"), name in _SECRET)
     options = ServerOptions(**values)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"must be in 0…65535, got {options.port}", "--port")

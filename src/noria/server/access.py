@@ -5,6 +5,7 @@ Knows keys only as digests. Knows nothing of what requests want.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import math
 import time
@@ -63,9 +64,9 @@ class Bucket:
         self._level = self.level - count
 
     def resized(self, size: int) -> Bucket:
-        """The same at another rate: what was used stays used."""
-        made = Bucket(size, self._clock)
-        made._level = min(float(size), self.level + size - self.size)
+        """The same at another rate: what was used stays used, but a lower rate makes no debt."""
+        made, level = Bucket(size, self._clock), self.level
+        made._level = max(level + size - self.size, min(0.0, level))
         return made
 
 
@@ -170,9 +171,9 @@ class Access:
         self._options = options
         self._anybody = Caller()
         self._callers: dict[bytes, Caller] = {}  # by digest
+        self._reloads = 0
         self._take(make_keys(options.api_keys, options.api_key_file))
-        if options.api_key_file is not None:
-            warn_if_readable(Path(options.api_key_file))
+        self._check_file()
 
     @property
     def open(self) -> bool:
@@ -184,14 +185,20 @@ class Access:
         """Those with a key."""
         return list(self._callers.values())
 
-    def reload(self) -> None:
-        """Reads the file of keys again. If it is wrong, all stays as it was, and the log says why."""
+    async def reload(self) -> None:
+        """Reads the file of keys again, in a thread: many take a second. If it is wrong, all stays as it was, and the
+        log says why. Of several at a time, the one that began last counts."""
+        self._reloads += 1
+        turn = self._reloads
         try:
-            keys = make_keys(self._options.api_keys, self._options.api_key_file)
+            keys = await asyncio.to_thread(make_keys, self._options.api_keys, self._options.api_key_file)
         except ConfigError as error:
             log.error("the API keys stay as they were: %s", error)
             return
+        if turn != self._reloads:
+            return
         self._take(keys)
+        self._check_file()
         log.info("%d API keys are in force", len(keys))
 
     def caller(self, key: bytes) -> Caller | None:
@@ -203,6 +210,10 @@ class Access:
             if hmac.compare_digest(digest, known):
                 found = caller
         return found
+
+    def _check_file(self) -> None:
+        if self._options.api_key_file is not None:
+            warn_if_readable(Path(self._options.api_key_file))
 
     def _take(self, keys: tuple[Key, ...]) -> None:
         before = {caller.name: caller for caller in self._callers.values()}
@@ -229,11 +240,15 @@ def caller_of(request: Request) -> Caller:
 
 
 class ApiKeys:
-    """ASGI middleware: lets in who has a key, and sets `state["caller"]`. `/health` and `/ready` are open."""
+    """ASGI middleware: lets in who has a key, and sets `state["caller"]`. `/health` and `/ready` are open.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    `refused` is told of those who have none, by HTTP status.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, refused: Callable[[int], None] = lambda _: None) -> None:
         self._app = app
         self._access = access
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN:
@@ -241,6 +256,7 @@ class ApiKeys:
             return
         caller = self._access.caller(_bearer(scope))
         if caller is None:
+            self._refused(AuthenticationError.status)
             refusal = AuthenticationError("a valid API key is required: Authorization: Bearer KEY")
             await error_response(refusal)(scope, receive, send)
             return

@@ -60,7 +60,7 @@ def create_app(state: ServerState) -> Starlette:
 
 
 def _middleware(state: ServerState) -> list[Middleware]:
-    inner = [Middleware(TrailingSlashes), Middleware(ApiKeys, access=state.access)]
+    inner = [Middleware(TrailingSlashes), Middleware(ApiKeys, access=state.access, refused=state.metrics.refused)]
     if not state.options.cors_allow_origins:
         return inner
     # Outside: a browser asks what it may do before it sends a key.

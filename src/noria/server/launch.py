@@ -226,10 +226,20 @@ async def _serve(state: ServerState, listener: socket.socket) -> None:
         ssl_context_factory=None if secure is None else lambda *_: secure,
     )
     if state.options.api_key_file is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, state.access.reload)
+        _reload_on_signal(state)
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not look at it again
     await Server(config).serve(sockets=[listener])
+
+
+def _reload_on_signal(state: ServerState) -> None:
+    loop, reloads = asyncio.get_running_loop(), set[asyncio.Task[None]]()  # the loop itself holds tasks weakly
+
+    def reload() -> None:
+        reloads.add(task := loop.create_task(state.access.reload()))
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
 
 
 def _say_goodbye(state: ServerState) -> None:
