@@ -49,6 +49,11 @@ class LogProbColumns:
         self.top_ids += other.top_ids
         self.top += other.top
 
+    @property
+    def size(self) -> int:
+        """Log-probabilities in all."""
+        return len(self.tokens) + sum(map(len, self.top_ids))
+
     def cut(self, count: int) -> None:
         """Keeps the first `count` tokens."""
         for column in (self.tokens, self.chosen, self.ranks, self.top_ids, self.top):

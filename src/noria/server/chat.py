@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,10 +15,10 @@ from noria.frontend.stream import RequestStream
 from noria.params import SamplingParams
 from noria.server.chat_parts import PartsReply
 from noria.server.chat_reply import ChatReply
-from noria.server.http import EventStream, json_response
+from noria.server.http import EventStream, large_response
 from noria.server.protocol import ChatRequest
-from noria.server.reading import plain_messages, sampling_params
-from noria.server.state import ServerState, submit, whole
+from noria.server.reading import read_messages, sampling_params
+from noria.server.state import ServerState, parts_of, submit, whole
 from noria.server.structured import check_beside, form_of
 from noria.server.tools.binding import grammar_of
 from noria.server.tools.request import tool_use
@@ -38,7 +39,8 @@ async def create_chat_completion(request: Request) -> Response:
     reply = talk.reply(stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
-    return json_response(reply.complete(await whole(request, stream)))
+    choices = await whole(request, stream)
+    return await large_response(partial(reply.complete, choices), parts_of(choices))
 
 
 class _Conversation:
@@ -56,7 +58,6 @@ class _Conversation:
         if self._use is not None and self._use.binds:
             check_beside(wanted, "tool_choice")
         self.params = state.inputs.chat_params(_params(state, wanted))
-        self._messages = plain_messages(wanted.messages)
         self.in_parts = self._use is not None or state.dialect.thinks
         self._prompt: list[int] = []
         self._opened = False
@@ -67,11 +68,12 @@ class _Conversation:
         continued = bool(wanted.continue_final_message)
         opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
         keep = inputs.kept(wanted.truncate_prompt_tokens, self.params.max_tokens)
-        messages, tools = self._state.dialect.conversation(self._messages, self._use)
+        given = await read_messages(wanted.messages)
+        messages, tools = self._state.dialect.conversation(given, self._use)
         self._prompt = await inputs.chat(
             messages, tools, opens, wanted.variables, continued, keep, wanted.chat_template
         )
-        goes_on: Any = self._messages[-1]["content"] if continued else None
+        goes_on: Any = given[-1]["content"] if continued else None
         self._opened = self._state.dialect.opened(self._prompt, inputs.tokenizer, goes_on)
         return [self._prompt], [inputs.resolve(self.params, len(self._prompt), "messages")]
 

@@ -14,13 +14,13 @@ from noria.errors import InvalidRequestError
 from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
-from noria.server.http import EventStream, encode_text, event, json_response, text_template
+from noria.server.http import EventStream, encode_text, event, large_response, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend, prompt_logprobs
 from noria.server.protocol import CompletionRequest
 from noria.server.reading import prompts_of, sampling_params
 from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from noria.server.replying import Replying
-from noria.server.state import ServerState, raise_error, submit, whole
+from noria.server.state import ServerState, parts_of, raise_error, submit, whole
 from noria.server.structured import form_of
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -37,19 +37,30 @@ async def create_completion(request: Request) -> Response:
     params = _params(state, wanted)
     prompts = prompts_of(wanted.prompt)
     encoded: list[list[int]] = []
+    echo: list[str] = []
 
     async def prepare() -> tuple[list[list[int]], list[SamplingParams]]:
         keep = state.inputs.kept(wanted.truncate_prompt_tokens, params.max_tokens)
         encoded.extend(await state.inputs.prompts(prompts, wanted.add_special_tokens, params.max_tokens, keep))
+        if wanted.echo:
+            echo.extend([await _said(state, wanted, *pair) for pair in zip(prompts, encoded, strict=True)])
         return encoded, [state.inputs.resolve(params, len(ids), "prompt", DEFAULT_COMPLETION_TOKENS) for ids in encoded]
 
     form = form_of(wanted)
     bind = None if form is None else partial(state.grammars.of, form.spec, form.field)
     stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived, bind)
-    reply = _Reply(state, wanted, params, prompts, encoded, stream, arrived)
+    reply = _Reply(state, wanted, params, encoded, echo, stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
-    return json_response(reply.complete(await whole(request, stream)))
+    choices = await whole(request, stream)
+    return await large_response(partial(reply.complete, choices), parts_of(choices))
+
+
+async def _said(state: ServerState, wanted: CompletionRequest, prompt: str | list[int], ids: list[int]) -> str:
+    """The text of a prompt, as an echo."""
+    if isinstance(prompt, str) and wanted.truncate_prompt_tokens is None:
+        return prompt
+    return await state.inputs.decode(ids, isinstance(prompt, str))
 
 
 def _params(state: ServerState, wanted: CompletionRequest) -> SamplingParams:
@@ -79,8 +90,8 @@ class _Reply:
         state: ServerState,
         wanted: CompletionRequest,
         params: SamplingParams,
-        prompts: list[str | list[int]],
         encoded: list[list[int]],
+        echo: list[str],
         stream: RequestStream,
         arrived: float,
     ) -> None:
@@ -91,7 +102,7 @@ class _Reply:
         self._replying = Replying("completion", "cmpl", wanted, stream, arrived)
         # Chunks hold text and nothing else.
         self._plain = params.logprobs is None and not (wanted.return_token_ids or wanted.continuous_usage)
-        self._echo = [self._prompt_text(*pair) for pair in zip(prompts, encoded, strict=True)] if wanted.echo else []
+        self._echo = echo
         skip = params.skip_special_tokens
         top, as_ids = params.logprobs or 0, bool(wanted.return_tokens_as_token_ids)
         writers = [CompletionLogprobsWriter(state.pieces, 0, skip, top, as_ids) for _ in range(stream.choices)]
@@ -176,11 +187,6 @@ class _Reply:
                 return more
             extend(made, more)
         return made
-
-    def _prompt_text(self, prompt: str | list[int], ids: list[int]) -> str:
-        if isinstance(prompt, str) and self._wanted.truncate_prompt_tokens is None:
-            return prompt
-        return self._state.inputs.tokenizer.decode(ids, isinstance(prompt, str))
 
     def _chunk(self, choices: list[CompletionChoice], spent: Usage | UnsetType | None) -> Completion:
         return Completion(

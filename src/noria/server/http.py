@@ -23,6 +23,7 @@ from noria.server.fields import known_fields
 
 T = TypeVar("T")
 LARGE = 1 << 18  # bytes of a body that takes milliseconds to decode
+MANY_PARTS = 1000  # of a reply that takes milliseconds to make
 # Characters that stand between the parts of JSON → how many a body may have, beside twice the tokens of the context.
 # They are counted within texts as well, where they are tokens, or most of one.
 _MARKS = ((b",", 1 << 18), (b"[{", 1 << 15), (b":", 1 << 16))
@@ -55,6 +56,13 @@ def text_template(value: Any, field: str) -> tuple[bytes, bytes]:
 def json_response(value: Any, status: int = 200) -> Response:
     """A reply in JSON."""
     return Response(_encoder.encode(value), status, media_type="application/json")
+
+
+async def large_response(make: Callable[[], Any], parts: int) -> Response:
+    """A reply in JSON of what `make` makes: in a thread if it has many parts, so that others need not wait for it."""
+    if parts <= MANY_PARTS:
+        return json_response(make())
+    return await asyncio.to_thread(lambda: json_response(make()))
 
 
 class Bodies:
@@ -251,5 +259,6 @@ __all__ = [
     "decode",
     "event",
     "json_response",
+    "large_response",
     "other_fields",
 ]

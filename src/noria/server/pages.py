@@ -13,7 +13,7 @@ from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
 from noria.server.openapi import document
 from noria.server.protocol import DetokenizeRequest, TokenizeRequest
-from noria.server.reading import plain_messages
+from noria.server.reading import read_messages
 from noria.server.replies import Condition, Detokenized, Model, Models, Tokenized, TokenizerInfo, Version
 from noria.server.state import ServerState
 from noria.server.tools.request import tool_use
@@ -46,7 +46,7 @@ async def tokenize(request: Request) -> Response:
     wanted.check()
     if wanted.messages is not None:
         use = tool_use(wanted.tools, None, None)
-        messages, tools = state.dialect.conversation(plain_messages(wanted.messages), use)
+        messages, tools = state.dialect.conversation(await read_messages(wanted.messages), use)
         continued = bool(wanted.continue_final_message)
         opens = not continued if wanted.add_generation_prompt is None else wanted.add_generation_prompt
         variables, own = wanted.chat_template_kwargs, wanted.chat_template

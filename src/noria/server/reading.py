@@ -5,6 +5,7 @@ Refuses, by name, what types and ranges cannot tell. Knows nothing of tokenisers
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import msgspec
@@ -13,6 +14,8 @@ from noria.errors import InvalidRequestError
 from noria.params import SamplingParams
 from noria.server.protocol import ROLES, GenerationRequest, Message
 from noria.server.tools.request import check_calls
+
+MANY_MESSAGES = 1000  # of which it takes milliseconds to read them
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +78,13 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if isinstance(prompt[0], int):
         return [cast("list[int]", prompt)]
     return cast("list[str | list[int]]", prompt)
+
+
+async def read_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """`plain_messages`, in a thread if there are many, so that others need not wait for it."""
+    if len(messages) <= MANY_MESSAGES:
+        return plain_messages(messages)
+    return await asyncio.to_thread(plain_messages, messages)
 
 
 def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:

@@ -230,6 +230,12 @@ def log_answer(kind: str, request_id: str, stream: RequestStream, completion_tok
     log.info("%s answered", kind, extra={"fields": fields})
 
 
+def parts_of(choices: Sequence[Increment]) -> int:
+    """How many log-probabilities an answer has."""
+    columns = (one for choice in choices for one in (choice.logprobs, choice.prompt_logprobs) if one is not None)
+    return sum(one.size for one in columns)
+
+
 def total_tokens(choices: Sequence[Increment]) -> int:
     """Tokens of all choices."""
     return sum(len(choice.token_ids) for choice in choices)
