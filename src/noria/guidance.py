@@ -35,7 +35,7 @@ def make_limits() -> Any:
         step_lexer_fuel=200_000,  # of one mask: some 15 ms
         step_max_items=50_000,  # of one mask: some 10 ms, but ten times that in rows of a most ambiguous grammar
         max_items_in_row=2_000,  # enough for 500 optional properties
-        max_lexer_states=20_000,  # of one request: 40 MB at most
+        max_lexer_states=20_000,  # of all that follow one grammar together: 40 MB at most
         verbose_errors=False,  # they would hold the whole grammar
     )
 

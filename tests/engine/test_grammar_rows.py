@@ -22,8 +22,9 @@ from noria.errors import BackendError, GrammarError
 from noria.executor.local import LocalExecutor
 from noria.messages import Abort, Submit
 from noria.params import SamplingParams
+from noria.plan import Admission
 from noria.worker import grammar as worker_grammar
-from noria.worker.grammar import Grammars
+from noria.worker.grammar import Grammars, Matchers
 
 VOCAB = 317
 SCHEMA = {
@@ -347,6 +348,34 @@ def test_texts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         until_gone(grammars, long)
     finally:
         grammars.close()
+
+
+def test_others_with_the_same_grammar_do_not_use_up_what_a_row_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of a matcher share the states of their lexer, of which there may be so many."""
+    limits = llguidance.LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    monkeypatch.setattr(worker_grammar, "make_limits", lambda: limits)
+    matchers = Matchers(3, VOCAB, 1)
+    matchers.grammars.load(vocabulary())
+    params = SamplingParams(seed=0, grammar=regex("[ab]*a[ab]{30}"))
+    held = matchers.grammars.compile(str(params.grammar)).result()
+    random, slots, blocks = np.random.default_rng(0), np.array([0, 1, 2], np.int32), np.empty(0, np.int32)
+
+    def begin(slot: int) -> None:
+        matchers.admit(Admission(slot, np.array([1], np.int32), 1, params, (), 0, blocks))
+
+    try:
+        begin(0)
+        while not (failed := matchers.wait(slots[:1])):
+            matchers.advance(slots[:1], random.choice([97, 98], 1).astype(np.int32))
+        assert "too many states" in failed[0]  # by itself
+        assert matchers.grammars.find(held.text) is held
+        for slot in (1, 2):
+            begin(slot)
+        for _ in range(20):
+            assert not matchers.wait(slots[1:])
+            matchers.advance(slots[1:], random.choice([97, 98], 2).astype(np.int32))
+    finally:
+        matchers.close()
 
 
 def test_tokens_beyond_the_head_or_too_long_are_never_allowed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,24 @@ def test_an_engine_that_is_gone_when_it_is_ready_is_followed_by_one_that_is_told
         await until(lambda: len(sent) == 3)
         await asyncio.sleep(0.05)
         assert [type(one) for one in sent] == [Submit, Submit, Vocabulary]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_requests_do_not_wait_forever_for_a_vocabulary_that_cannot_be_made() -> None:
+    class Broken(Pieces):
+        def vocabulary(self, end_ids: Sequence[int]) -> Vocabulary:
+            raise ValueError("no such token")
+
+    async def main() -> None:
+        sent: list[Any] = []
+        teller = VocabularyTeller(Broken(ByteTokenizer()), (EOS,), sent.append)
+        teller.send(submit(1, GRAMMAR))
+        await until(lambda: len(sent) == 2)
+        assert sent[1].end_ids == ()  # of which the engine says that it does not go with grammars
+        teller.forget()
+        teller.send(submit(1, GRAMMAR))
+        await until(lambda: len(sent) == 4)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

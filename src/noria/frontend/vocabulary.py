@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from noria.frontend.detokenizer import Pieces
+from noria.guidance import vocabulary_of
 from noria.messages import Submit, ToEngine, Vocabulary
 from noria.observe.logging import get_logger
 
@@ -51,7 +52,11 @@ class VocabularyTeller:
             self._making = asyncio.get_running_loop().create_task(self._make(), name="noria-vocabulary")
 
     async def _make(self) -> None:
-        self._vocabulary = await asyncio.to_thread(self._pieces.vocabulary, self._end_ids)
+        try:
+            self._vocabulary = told = await asyncio.to_thread(self._pieces.vocabulary, self._end_ids)
+        except Exception:
+            log.exception("what this model's tokens stand for could not be found out")
+            told = vocabulary_of((), (), ())  # requests that wait for it end in error
         self._making = None
         if self._told:  # otherwise there is another engine by now, and no grammar yet
-            self._send(self._vocabulary)
+            self._send(told)

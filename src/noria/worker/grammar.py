@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +33,18 @@ _PIECE = 32  # tokens that a matcher takes at a time, holding Python's lock
 
 
 class Compiled:
-    """A grammar that rows can be bound to for as long as somebody holds this."""
+    """A grammar that rows can be bound to for as long as somebody holds this.
 
-    __slots__ = ("__weakref__", "prototype", "text")
+    Copies of a matcher share its lexer, which has only so many states: what the others have led it through counts. The
+    prototype is therefore replaced when a copy comes to an end that one of its own would not.
+    """
 
-    def __init__(self, text: str, prototype: Any) -> None:
+    __slots__ = ("__weakref__", "make", "prototype", "text")
+
+    def __init__(self, text: str, make: Callable[[], Any], prototype: Any) -> None:
         self.text = text
-        self.prototype = prototype  # an LLMatcher at the beginning; copied, never advanced
+        self.make = make  # an LLMatcher at the beginning that shares nothing
+        self.prototype = prototype  # one that is copied, never advanced
 
 
 class Grammars:
@@ -107,21 +112,43 @@ class Grammars:
             return held
         import llguidance
 
-        prototype = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=make_limits())
+        def make() -> Any:
+            return llguidance.LLMatcher(tokenizer, text, log_level=0, limits=make_limits())
+
+        prototype = make()
         if not prototype.is_error():
             prototype.compute_bitmask()  # so that no row's first mask is the one that takes longest
         if prototype.is_error():
             raise GrammarError(f"the grammar cannot be used: {_first_line(prototype.get_error())}")
         with self._lock:
-            return self._alive.setdefault(text, Compiled(text, prototype))
+            return self._alive.setdefault(text, Compiled(text, make, prototype))
+
+
+class _Row:
+    """Where one output stands in its grammar. `matcher` has taken in `output`, and is a copy of `source`."""
+
+    __slots__ = ("compiled", "matcher", "output", "source")
+
+    def __init__(self, compiled: Compiled, output: list[int]) -> None:
+        self.compiled = compiled
+        self.output = output
+        self.follow(compiled.prototype)
+
+    def follow(self, source: Any) -> None:
+        """Begins again with a copy of this one."""
+        self.source = source
+        self.matcher = source.deep_copy()
+        for at in range(0, len(self.output), _PIECE):
+            if not self.matcher.consume_tokens(self.output[at : at + _PIECE]):
+                return
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What background work on slots has led to: slot → why it cannot go on, and the matcher of one that has begun."""
+    """What background work on slots has led to: slot → why it cannot go on, and the row of one that has begun."""
 
     failures: dict[int, str]
-    matcher: Any = None
+    row: _Row | None = None
 
 
 class Matchers:
@@ -142,7 +169,7 @@ class Matchers:
         self._threads = max(1, min(threads, _MOST_MASK_THREADS))
         self._executor: Any = None
         self._fixed: dict[int, UInt32] = {}  # slot → [words] mask of the tokens that its request allows
-        self._matchers: dict[int, Any] = {}
+        self._rows: dict[int, _Row] = {}
         self._failures: dict[int, str] = {}  # slot → why it cannot go on
         self._pending: dict[int, Future[_Outcome]] = {}
         self._ending: dict[int, Future[_Outcome]] = {}  # of slots given up: their masks may still be written to
@@ -168,7 +195,7 @@ class Matchers:
         """Forgets a slot's grammar."""
         self._bound[slot] = False
         self._fixed.pop(slot, None)
-        self._matchers.pop(slot, None)
+        self._rows.pop(slot, None)
         self._failures.pop(slot, None)
         pending = self._pending.pop(slot, None)
         if pending is not None and not pending.done():
@@ -181,8 +208,8 @@ class Matchers:
             if pending is None:
                 continue
             outcome = pending.result()
-            if outcome.matcher is not None:
-                self._matchers[slot] = outcome.matcher
+            if outcome.row is not None:
+                self._rows[slot] = outcome.row
             if slot in outcome.failures:
                 self._bound[slot] = False
                 self._failures[slot] = outcome.failures[slot]
@@ -192,7 +219,7 @@ class Matchers:
 
     def masks(self, slots: Int32) -> TokenMasks | None:
         """Of rows that were waited for; None if no row has one."""
-        if not self._matchers and not self._fixed:
+        if not self._rows and not self._fixed:
             return None
         masked = self._bound[slots]
         fixed = [row for row, slot in enumerate(slots.tolist()) if slot in self._fixed] if self._fixed else []
@@ -207,12 +234,12 @@ class Matchers:
 
     def advance(self, slots: Int32, tokens: Int32) -> None:
         """Takes in the token sampled for each row, and begins to work out the next masks."""
-        rows = np.flatnonzero(self._bound[slots]) if self._matchers else ()
+        rows = np.flatnonzero(self._bound[slots]) if self._rows else ()
         if not len(rows):
             return
         bound, sampled = slots[rows].tolist(), tokens[rows].tolist()
-        matchers = [self._matchers[slot] for slot in bound]
-        pending = self._advancing.run(lambda: self._advance(bound, matchers, sampled))
+        followed = [self._rows[slot] for slot in bound]
+        pending = self._advancing.run(lambda: self._advance(bound, followed, sampled))
         for slot in bound:
             self._pending[slot] = pending
 
@@ -232,32 +259,51 @@ class Matchers:
                 import llguidance
 
                 self._executor = llguidance.LLExecutor(self._threads)
-            matcher = compiled.prototype.deep_copy()
-            for at in range(0, len(output), _PIECE):
-                if not matcher.consume_tokens(output[at : at + _PIECE]):
-                    break
-            return _Outcome(self._fill([slot], [matcher]), matcher)
+            row = _Row(compiled, output)
+            return _Outcome(self._fill([slot], [row]), row)
         except BaseException as error:  # a panic is no Exception
             return _Outcome({slot: _excuse(str(error))})
 
-    def _advance(self, slots: list[int], matchers: list[Any], tokens: list[int]) -> _Outcome:
+    def _advance(self, slots: list[int], rows: list[_Row], tokens: list[int]) -> _Outcome:
         try:
-            self._executor.consume_token_par(list(zip(matchers, tokens, strict=True)))
-            return _Outcome(self._fill(slots, matchers))
+            self._executor.consume_token_par([(row.matcher, token) for row, token in zip(rows, tokens, strict=True)])
+            for row, token in zip(rows, tokens, strict=True):
+                row.output.append(token)
+            return _Outcome(self._fill(slots, rows))
         except BaseException as error:
             return _Outcome(dict.fromkeys(slots, _excuse(str(error))))
 
-    def _fill(self, slots: list[int], matchers: list[Any]) -> dict[int, str]:
+    def _fill(self, slots: list[int], rows: list[_Row]) -> dict[int, str]:
         """Works out masks, in parallel and without Python's lock. Slot → why it has none."""
-        bits = self._bits
-        pairs = list(zip(matchers, slots, strict=True))
-        self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits))
-        some: list[bool] = np.any(bits[slots], axis=1).tolist()
-        failures = {slot: _excuse(m.get_error()) for m, slot in pairs if m.is_error()}
+        self._compute(slots, rows)
+        for slot, row in zip(slots, rows, strict=True):
+            if row.matcher.is_error():
+                self._renew(slot, row)
+        some: list[bool] = np.any(self._bits[slots], axis=1).tolist()
+        failures = {
+            s: _excuse(row.matcher.get_error()) for s, row in zip(slots, rows, strict=True) if row.matcher.is_error()
+        }
         for slot, any_token in zip(slots, some, strict=True):
             if not any_token:
                 failures.setdefault(slot, _excuse("no token is possible"))
         return failures
+
+    def _renew(self, slot: int, row: _Row) -> None:
+        """Tries a row in error again, without what other outputs have led its lexer through: it must not depend on
+        them. What is in error then is in error by itself."""
+        compiled = row.compiled
+        if row.source is not compiled.prototype:  # another row has done so
+            row.follow(compiled.prototype)
+            self._compute([slot], [row])
+        if row.matcher.is_error():
+            row.follow(compiled.make())
+            self._compute([slot], [row])
+            if not row.matcher.is_error():
+                compiled.prototype = row.source
+
+    def _compute(self, slots: list[int], rows: list[_Row]) -> None:
+        bits, pairs = self._bits, [(row.matcher, slot) for slot, row in zip(slots, rows, strict=True)]
+        self._executor.unsafe_compute_mask_ptr(pairs, bits.ctypes.data, bits.shape[1] * bits.itemsize, len(bits))
 
 
 def _mask_of(tokens: Sequence[int], words: int) -> UInt32:
