@@ -319,7 +319,8 @@ def _output(text: str | None, ids: list[int], choices: list[Increment], cached: 
     for choice in choices:
         assert choice.finish is not None
         if choice.finish.reason == "error":
-            raise EngineError(choice.finish.message or "the engine could not continue a prompt")
+            message = choice.finish.message or "the engine could not continue a prompt"
+            raise InvalidRequestError(message) if choice.finish.refused else EngineError(message)
         reason = choice.finish.reason
         stop = choice.finish.stop_reason
         outputs.append(CompletionOutput(choice.choice, choice.text, choice.token_ids, reason, stop, choice.logprobs))

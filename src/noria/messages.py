@@ -137,7 +137,8 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """The one end of a request. `stop_id`: the token that ended it (it is the last one in `tokens`).
+    """The one end of a request. `error`: it asks for what the engine cannot do, such as to follow its grammar any
+    further; faults of its own end the engine. `stop_id`: the token that ended it (the last one in `tokens`).
     Times are seconds since arrival at the engine; `cached_tokens`: prompt tokens taken from the prefix cache."""
 
     request_id: int

@@ -244,10 +244,10 @@ def test_token_ids_in_a_stream(http: httpx.Client) -> None:
     assert [token for part in parts for token in part.get("token_ids", [])] == [*TEXT.encode()[:5], EOS]
 
 
-def test_engine_error_is_500_and_hurts_nobody_else(http: httpx.Client) -> None:
+def test_what_the_engine_cannot_do_is_a_400_and_hurts_nobody_else(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json={"prompt": ["fine", "poison"]})
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "internal_server_error"
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
     streamed = http.post("/v1/completions", json={"prompt": "poison", "stream": True})
     assert "error" in chunks(streamed)[-1]
     assert complete(http)["choices"][0]["text"] == recited(16)

@@ -77,7 +77,7 @@ def test_outputs_bound_to_grammars(llm: LLM) -> None:
         assert re.fullmatch("[ab]{5,9}", choice.text)
     assert bound.outputs[0].text != bound.outputs[1].text
     assert llm.generate("wheel", free, progress=False)[0].outputs == other.outputs
-    with pytest.raises(EngineError, match="grammar"):
+    with pytest.raises(InvalidRequestError, match="grammar"):
         llm.generate("water", SamplingParams(max_tokens=4, grammar="%bad"), progress=False)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from noria.server.memory import bound_memory, give_memory_back
+from noria.observe.memory import bound_memory, give_memory_back
 
 glibc = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 MB = 1 << 20

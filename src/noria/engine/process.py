@@ -27,6 +27,7 @@ from noria.engine.mailbox import Mailbox
 from noria.errors import ConfigError, NoriaError
 from noria.messages import FromEngine, Hello, Refused, ToEngine
 from noria.observe.logging import setup_logging_from
+from noria.observe.memory import give_memory_back
 
 _log = logging.getLogger("noria.engine")
 _CHECK_AFTER_SECONDS = 1.0  # of idleness
@@ -86,6 +87,7 @@ def run(core: EngineCore, mailbox: Messages) -> None:
         elif unchecked and not heard:
             unchecked = False
             _check(core)
+            give_memory_back()
 
 
 def _receive(core: EngineCore, mailbox: Messages, wait: float | None) -> bool:

@@ -174,7 +174,7 @@ def _finish(live: LiveRequest, end: Finished | None, stop: str | None) -> Finish
     if not resumed:
         live.queued_seconds = end.queued_seconds or live.queued_seconds
     reason_id = end.stop_id if end.stop_id in live.submit.params.stop_token_ids else None
-    return Finish(end.reason, reason_id, end.message, cached)
+    return Finish(end.reason, reason_id, end.message, cached, refused=end.reason == "error")
 
 
 def record(live: LiveRequest, reason: FinishReason, now: float) -> RequestRecord:

@@ -67,12 +67,14 @@ class Finish:
     Attributes:
         stop_reason: the stop string, or the token of `stop_token_ids`, that ended it; None for the model's end tokens.
         cached_tokens: prompt tokens that came from the prefix cache.
+        refused: it ended in error because of what it asked for, not for a fault of the server.
     """
 
     reason: FinishReason
     stop_reason: str | int | None = None
     message: str | None = None
     cached_tokens: int = 0
+    refused: bool = False
 
 
 @dataclass(slots=True)

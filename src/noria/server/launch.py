@@ -24,8 +24,8 @@ from noria.config import EngineOptions, ServerOptions
 from noria.frontend.transport import EngineTransport
 from noria.messages import EngineInfo
 from noria.observe.logging import get_logger, logging_environment
+from noria.observe.memory import bound_memory, give_memory_back
 from noria.server.listen import BACKLOG, certificate, url_of
-from noria.server.memory import bound_memory, give_memory_back
 
 if TYPE_CHECKING:
     from noria.files.generation import GenerationDefaults

@@ -201,9 +201,11 @@ async def whole(request: Request, stream: RequestStream) -> list[Increment]:
 
 
 def raise_error(increment: Increment) -> None:
-    """Raises what the engine said of a choice that it could not continue."""
-    if increment.finish is not None and increment.finish.reason == "error":
-        raise EngineError(increment.finish.message or "the engine could not continue this request")
+    """Raises why a choice could not be continued."""
+    finish = increment.finish
+    if finish is not None and finish.reason == "error":
+        message = finish.message or "the engine could not continue this request"
+        raise InvalidRequestError(message) if finish.refused else EngineError(message)
 
 
 def usage(stream: RequestStream, completion_tokens: int, reasoning_tokens: int | None = None) -> Usage:

@@ -26,7 +26,10 @@ from noria.plan import Admission, Int32, UInt32
 from noria.worker.lane import Lane
 
 _MOST_KEPT = 128  # compiled grammars
-_MOST_KEPT_CHARACTERS = 8 << 20  # of their texts
+_MOST_KEPT_CHARACTERS = 2 << 20  # of their texts
+# Characters of a text whose grammar is not kept beyond the requests that need it: compiled, one may take 150 bytes for
+# each of them.
+_LARGE = 64 << 10
 _COMPILING_THREADS = 2
 _MOST_MASK_THREADS = 8
 _PIECE = 32  # tokens that a matcher takes at a time, holding Python's lock
@@ -57,7 +60,7 @@ class Grammars:
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
         self._lane = Lane("noria-grammar-compile", _COMPILING_THREADS)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a callback may run at once
         self._kept: OrderedDict[str, Future[Compiled]] = OrderedDict()  # the one asked for last comes last
         self._alive: weakref.WeakValueDictionary[str, Compiled] = weakref.WeakValueDictionary()
         self._tokenizer: Future[Any] = Future()
@@ -81,6 +84,9 @@ class Grammars:
             future = self._kept.get(text)
             if future is None or (future.done() and future.exception() is not None):
                 future = self._kept[text] = self._lane.run(lambda: self._compile(text))
+                if len(text) > _LARGE:
+                    future.add_done_callback(lambda _: self._forget(text))
+                    return future
             self._kept.move_to_end(text)
             while len(self._kept) > _MOST_KEPT or sum(map(len, self._kept)) > _MOST_KEPT_CHARACTERS:
                 if len(self._kept) == 1:
@@ -98,6 +104,10 @@ class Grammars:
     def close(self) -> None:
         """Ends the threads."""
         self._lane.close()
+
+    def _forget(self, text: str) -> None:
+        with self._lock:
+            self._kept.pop(text, None)
 
     def _prepare(self, vocabulary: Vocabulary) -> None:
         try:

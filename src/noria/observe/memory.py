@@ -1,4 +1,4 @@
-"""Memory goes back to the system: large blocks as soon as they are free, the rest when the server has nothing to do.
+"""Memory goes back to the system: large blocks as soon as they are free, the rest when a process has nothing to do.
 
 The C library would keep most of what a flood of large requests made it take, in case there is another.
 """
