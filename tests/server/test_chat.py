@@ -86,6 +86,13 @@ def test_every_chunk_tells_usage_if_asked(http: httpx.Client) -> None:
     assert spent[-1] == 6
 
 
+def test_parts_of_a_content(http: httpx.Client) -> None:
+    parts = [{"type": "output_text", "text": "Hm"}, {"type": "refusal", "refusal": "No"}]
+    messages = [{"role": "assistant", "content": parts}, {"role": "assistant", "content": None}]
+    made = ask(http, messages=messages, return_token_ids=True, max_tokens=1)
+    assert bytes(made["prompt_token_ids"][1:]) == b"assistant: Hm\nNo\nassistant: \nassistant: "
+
+
 def test_stream(http: httpx.Client) -> None:
     body = {"messages": HELLO, "stream": True, "max_tokens": 30, "stream_options": {"include_usage": True}}
     first, *parts, final, usage = chunks(http.post("/v1/chat/completions", json=body))

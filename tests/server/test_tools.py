@@ -35,6 +35,7 @@ SCRIPTS = {
     "words": "No need: {it} rains.",
     "call in words": f"Look.\n```json\n{ONE}\n```\n",
     "thinking": f"<think>\nHm, {ONE}.\n</think>\n\nYes.",
+    "silence": "",
     "pondering": f"<think>\nHm.\n</think>\n\n{ONE}",
 }
 
@@ -208,6 +209,38 @@ def test_results_are_told_where_the_template_cannot(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"city":', '{"city":'),
+        ("[1]", "[1]"),
+        ("", "{}"),
+        ({"city": "ü"}, '{"city": "ü"}'),
+        (r'{"city": "\ud800"}', r'{"city": "\ud800"}'),
+    ],
+)
+def test_arguments_of_earlier_calls_are_told_whatever_they_are(http: httpx.Client, arguments: Any, told: str) -> None:
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "dry"}]
+    made = ask(http, "", messages=messages, tools=[], return_token_ids=True, max_tokens=1)
+    said = bytes(made["prompt_token_ids"][1:]).decode()
+    assert said.startswith(
+        f'assistant: {{"name": "weather", "parameters": {told}}}\nuser: Result of the function:\ndry'
+    )
+
+
+def test_an_empty_answer_is_a_text(http: httpx.Client) -> None:
+    assert ask(http, "silence")["choices"][0]["message"] == {"role": "assistant", "content": "", "refusal": None}
+
+
+@pytest.mark.parametrize("say", ["thinking", "pondering", "one call", "silence"])
+def test_an_answer_may_be_sent_back_as_it_was(http: httpx.Client, say: str) -> None:
+    for most in (12, None):
+        message = ask(http, say, max_tokens=most)["choices"][0]["message"]
+        talk = [{"role": "user", "content": "?"}, message, {"role": "user", "content": "words"}]
+        assert ask(http, "", messages=talk)["choices"][0]["message"]["content"] == SCRIPTS["words"]
+
+
+@pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0]"),
@@ -228,6 +261,7 @@ def test_results_are_told_where_the_template_cannot(http: httpx.Client) -> None:
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required", "bad_words": ["city"]}, "bad_words"),
         ({"functions": [{"name": "a"}]}, "functions"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},

@@ -174,6 +174,25 @@ def test_arguments_come_as_they_are_written() -> None:
     assert reader.finish() == []
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_white_space_without_end(name: str) -> None:
+    """Each token of it is looked at once: this took minutes when all of it was looked at with each."""
+    blank, cuts = "\n" * 100_000, range(2, 100_000, 2)
+    assert read(name, blank, cuts) == ("", blank, [])
+    assert read(name, f"a{blank}b", cuts[1:]) == ("", f"a{blank}b", [])
+    assert read(name, f"{blank}a{blank}</think>{blank}b", [*cuts], None, THINK, True) == ("a", "b", [])
+    assert read(name, f"{blank}a{blank}b", [*cuts], None, THINK) == ("", f"{blank}a{blank}b", [])
+    assert read(name, f"a{blank}b", [*cuts], None, THINK, True) == (f"a{blank}b", "", [])
+
+
+@pytest.mark.parametrize("arguments", [r'"{\"a\": \"\ud800\"}"', r'{"a": "\ud800"}'])
+def test_half_a_surrogate_pair_is_left_as_it_was_written(arguments: str) -> None:
+    call = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert read("hermes", call) == ("", "", [("f", arguments)])
+    named = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    assert read("hermes", named) == ("", named, [])
+
+
 def test_only_what_may_become_a_mark_is_withheld() -> None:
     reader = AnswerReader(USE, FORMATS["hermes"], None, False)
     assert reader.push("The wheel") == [Part("content", "The wheel")]

@@ -128,12 +128,13 @@ def _bounded(text: str, limit: int, field: str) -> str:
         raise InvalidRequestError(f"{field}: it is empty", field)
     if len(text) > limit:
         raise InvalidRequestError(f"{field}: {len(text)} characters; at most {limit} are possible", field)
-    if "\0" in text or not _is_unicode(text):
+    if "\0" in text or not is_unicode(text):
         raise InvalidRequestError(f"{field}: it is not text: it has a zero or half a surrogate pair", field)
     return text
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: escapes of JSON can stand for half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -364,11 +364,17 @@ def _parsed_call(call: Any) -> Any:
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(arguments, str):
         return call
+    return {**call, "function": {**function, "arguments": parsed_arguments(arguments)}}
+
+
+def parsed_arguments(text: str) -> Any:
+    """The object that a call's arguments stand for; the text as it is if it is none, since a model wrote it."""
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(text) if text.strip() else {}
+        json.dumps(parsed, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair
     except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+        return text
+    return parsed if isinstance(parsed, dict) else text
 
 
 # ------------------------------------------------------------------------------------------------ environment

@@ -46,6 +46,7 @@ class PartsReply(ChatReply):
         self._first = Delta("assistant", None)
         self._readers = [state.dialect.reader(use, opened) for _ in range(stream.choices)]
         self._hidden = wanted.include_reasoning is False
+        self._begun: set[int] = set()  # choices of which anything was said
 
     def _parts(self, increment: Increment) -> list[Part]:
         """What an increment adds: neighbours of one kind are joined."""
@@ -57,7 +58,12 @@ class PartsReply(ChatReply):
         parts = reader.push(increment.text)
         if increment.finish is not None:
             parts += reader.finish()
-        return list(_joined(part for part in parts if not (self._hidden and part.kind == "reasoning")))
+        shown = list(_joined(part for part in parts if not (self._hidden and part.kind == "reasoning")))
+        if shown:
+            self._begun.add(increment.choice)
+        elif increment.finish is not None and increment.choice not in self._begun:
+            return [Part("content", "")]  # an empty answer: clients take null for something else
+        return shown
 
     def _full_events(self, increment: Increment) -> bytes:
         return self._delta_events(increment, [self._delta(part) for part in self._parts(increment)])

@@ -221,7 +221,10 @@ class Message(msgspec.Struct, kw_only=True):
     ]
     content: Annotated[
         str | list[dict[str, Any]] | None,
-        about("text, or parts with text", range="a string, or a list of parts (`text`, `input_text`, `refusal`)"),
+        about(
+            "text, or parts with text; the assistant's may be null",
+            range="a string, or a list of parts (`text`, `input_text`, `output_text`, `refusal`)",
+        ),
     ] = None
     name: Annotated[str | None, about("of the speaker, for templates that show it")] = None
     tool_calls: Annotated[

@@ -100,7 +100,8 @@ def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
             )
         entry: dict[str, Any] = {
             "role": "system" if message.role == "developer" else message.role,
-            "content": _text(message.content, f"messages[{index}].content", message.tool_calls is not None),
+            # The assistant's may have been nothing but reasoning, calls or a refusal.
+            "content": _text(message.content, f"messages[{index}].content", message.role == "assistant"),
         }
         for name, value in (
             ("name", message.name),
@@ -124,10 +125,12 @@ def _text(content: str | list[dict[str, Any]] | None, where: str, may_lack: bool
         raise InvalidRequestError(f"{where} is required", where)
     texts: list[str] = []
     for index, part in enumerate(content):
-        kind, text = part.get("type"), part.get("text")
-        if kind not in ("text", "input_text", "refusal"):
+        kind = part.get("type")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
             raise InvalidRequestError(f"{where}[{index}]: this model reads text only, not {str(kind)[:100]!r}", where)
+        name = "refusal" if "refusal" in part and kind == "refusal" else "text"
+        text = part.get(name)
         if not isinstance(text, str):
-            raise InvalidRequestError(f"{where}[{index}].text: expected a string", where)
+            raise InvalidRequestError(f"{where}[{index}].{name}: expected a string", where)
         texts.append(text)
     return "\n".join(texts)

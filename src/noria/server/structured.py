@@ -101,6 +101,8 @@ def check_beside(wanted: GenerationRequest, field: str) -> None:
         raise InvalidRequestError(f"ignore_eos: an answer that must match {field} ends where it does", "ignore_eos")
     if wanted.min_tokens:
         raise InvalidRequestError(f"min_tokens: an answer that must match {field} ends where it does", "min_tokens")
+    if wanted.bad_words:
+        raise InvalidRequestError(f"bad_words: not beside {field}", "bad_words")
     if getattr(wanted, "echo", None):
         raise InvalidRequestError(f"echo: with the prompt before it the answer would not match {field}", "echo")
 

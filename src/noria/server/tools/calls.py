@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from noria.frontend.grammar import is_unicode
 from noria.server.tools.reader import MAX_NAME, Scanner, Steps
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -114,4 +115,5 @@ def readable(text: str) -> str:
         return text
     if value is None or value == "":
         return "{}"
-    return value if isinstance(value, str) and value.lstrip().startswith("{") else text
+    taken = isinstance(value, str) and value.lstrip().startswith("{") and is_unicode(value)
+    return value if taken else text

@@ -31,13 +31,13 @@ def told(
     for message in messages:
         entry = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         calls = message.get("tool_calls") or ()
-        for call in calls:
-            names[call.get("id", "")] = call["function"]["name"]
+        names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
         if calls:
             written = form.write([(call["function"]["name"], _json(call["function"]["arguments"])) for call in calls])
             entry["content"] = f"{entry['content']}\n{written}" if entry["content"] else written
         if entry["role"] == "tool":
-            name = names.get(message.get("tool_call_id", ""), entry.pop("name", None))
+            own = entry.pop("name", None)
+            name = names.get(message["tool_call_id"], own) if "tool_call_id" in message else own
             entry = {"role": "user", "content": _result(name, entry["content"]), "told": True}
         _append(made, entry)
     if use is not None:

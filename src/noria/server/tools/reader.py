@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from noria.frontend.grammar import is_unicode
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # yields where more text is needed
 BLANK = " \t\r\n"
@@ -19,6 +21,9 @@ MAX_NAME = 256  # characters of a function's name that is worth waiting for
 _LONGEST = 4 * MAX_NAME  # of a key or name as JSON writes it
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NO_JSON = re.compile(r'[^\[\]{}":,+\-._ \t\r\n0-9A-Za-z]')  # outside of strings
+_NO_TEXT = re.compile(r'["\\]')  # inside of them
+_NO_FILLING = re.compile(r"[^:,+\-._ \t\r\n0-9A-Za-z]")  # within brackets
+_AT_ONCE = 4096  # characters that are read between two decisions
 
 
 class Part(NamedTuple):
@@ -64,12 +69,15 @@ class Scanner:
 
     def say(self, end: int) -> None:
         """The text before `end` is content."""
-        text = self._blank + self.text[:end]
+        text = self.text[:end]
         self._drop(end)
         kept = text.rstrip(BLANK)
+        if not kept:
+            self._blank += text  # not looked at again: a model may write nothing but lines that are empty
+            return
+        if not self._silent:
+            self._parts.append(Part("content", self._blank + kept))
         self._blank = text[len(kept) :]
-        if kept and not self._silent:
-            self._parts.append(Part("content", kept))
 
     def close(self) -> None:
         """The rest is content, and the answer is over."""
@@ -194,6 +202,11 @@ class Span:
     def end(self, text: str, at: int) -> int:
         """Goes on at `at`; returns where the value, or the text, ends."""
         while at < len(text):
+            if (self._quoted or self._depth) and not self._escaped:  # what changes nothing is passed over at once
+                found = (_NO_TEXT if self._quoted else _NO_FILLING).search(text, at)
+                if found is None:
+                    return len(text)
+                at = found.start()
             character = text[at]
             if self._quoted:
                 at += 1
@@ -245,7 +258,7 @@ def decode_string(text: str) -> str | None:
         value: Any = json.loads(text, strict=False)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and is_unicode(value) else None
 
 
 class Reading:
@@ -266,8 +279,9 @@ class Reading:
 
     def push(self, text: str) -> list[Part]:
         """Takes more of the answer; returns what is certain of it."""
-        self._scanner.text += text
-        self._go_on()
+        for start in range(0, len(text), _AT_ONCE):  # what is decided on is cut off: not from a whole long answer
+            self._scanner.text += text[start : start + _AT_ONCE]
+            self._go_on()
         return self._scanner.take()
 
     def finish(self) -> list[Part]:

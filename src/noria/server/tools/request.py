@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from noria.errors import InvalidRequestError
+from noria.frontend.template import parsed_arguments
 from noria.server.fields import about
 
 MAX_TOOLS = 128
@@ -196,15 +196,6 @@ def _earlier(call: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(arguments, str | Mapping):
         field = f"{where}.function.arguments"
         raise InvalidRequestError(f"{field}: expected JSON in a string", field)
-    return {**call, "function": {**function, "arguments": _object(arguments)}}
-
-
-def _object(arguments: Any) -> Any:
-    """Arguments as an object; as they are if they are none (a model wrote them)."""
     if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            return arguments
-        return parsed if isinstance(parsed, dict) else arguments
-    return arguments
+        arguments = parsed_arguments(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -48,13 +48,14 @@ class ThinkingSplitter:
         begun: there is, or was, reasoning. over: what comes is the answer.
     """
 
-    __slots__ = ("_fresh", "_held", "_marks", "_sure", "begun", "over")
+    __slots__ = ("_blank", "_fresh", "_held", "_marks", "_sure", "begun", "over")
 
     def __init__(self, marks: Thinking, opened: bool) -> None:
         self.begun = opened or marks.always
         self.over = False
         self._marks = marks
-        self._held = ""
+        self._held = ""  # may become a mark
+        self._blank = ""  # white space that was read before it; any amount, so that it is looked at once
         self._sure = False  # whether there is reasoning
         self._fresh = True  # nothing but white space came of the part at hand
 
@@ -72,32 +73,39 @@ class ThinkingSplitter:
         """The rest."""
         held, self._held = self._held, ""
         if self.begun and not self.over:
-            return held.strip(BLANK) if self._fresh else held.rstrip(BLANK), ""
-        return "", held
+            return self._blank + held if held and not self._fresh else held, ""
+        return "", held if self._sure else self._blank + held
 
     def _open(self) -> None:
         """Is there a mark that opens? If the reasoning is open already, one more is nothing new."""
         text = self._held.lstrip(BLANK)
+        self._blank += self._held[: len(self._held) - len(text)]
+        self._held = text
         if text.startswith(self._marks.open):
             self.begun = self._sure = True
             self._held = text[len(self._marks.open) :]
         elif not self._marks.open.startswith(text):
             self._sure, self.over = True, not self.begun
             self._fresh = self.begun
+            self._held = text if self.begun else self._blank + text
+        if self._sure:
+            self._blank = ""
 
     def _reasoning(self) -> str:
-        if self._fresh:
-            self._held = self._held.lstrip(BLANK)
         place = self._held.find(self._marks.close)
         end = place if place >= 0 else len(self._held) - overlap(self._held, self._marks.close)
-        text = self._held[:end].rstrip(BLANK)
-        if place >= 0:
-            self._held = self._held[place + len(self._marks.close) :]
-            self.over = self._fresh = True
+        text, self._held = self._held[:end], self._held[end:]
+        if self._fresh:
+            text = text.lstrip(BLANK)
+        kept = text.rstrip(BLANK)
+        if kept:
+            said, self._blank, self._fresh = self._blank + kept, text[len(kept) :], False
         else:
-            self._held = self._held[len(text) :]
-            self._fresh = self._fresh and not text
-        return text
+            said, self._blank = "", self._blank + text
+        if place >= 0:
+            self._held = self._held[len(self._marks.close) :]
+            self.over = self._fresh = True
+        return said
 
     def _answer(self) -> str:
         text, self._held = self._held, ""
