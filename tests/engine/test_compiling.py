@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import Future
 
 import numpy as np
@@ -143,3 +144,23 @@ def test_a_dead_end_ends_its_request_alone(depth):
     assert driver.tokens(1) == alone(other(1), SamplingParams(max_tokens=2, seed=0), (), 0, 64)[0]
     assert driver.tokens(2) == alone(other(2), SamplingParams(max_tokens=9, seed=0), (), 0, 64)[0]
     assert driver.core.stats.generation_tokens_total == 11
+
+
+def test_a_grammar_is_held_until_the_worker_has_had_the_request_that_was_aborted_meanwhile():
+    class Compiled:
+        pass
+
+    driver = Driver(budget=5, depth=2)
+    driver.submit(1, PROMPT[:17], max_tokens=1)
+    driver.run()
+    driver.submit(2, PROMPT[:16], received=[1, 2, 3, 4, 5, 6, 7], max_tokens=20)
+    request = driver.core._scheduler.requests[2]
+    request.grammar = Compiled()
+    grammar = weakref.ref(request.grammar)
+    del request
+    driver.step()  # begins behind its prompt, and has neither a full block nor a token to come
+    driver.abort(2)
+    assert grammar() is not None
+    driver.submit(3, [1], max_tokens=1)
+    driver.run()
+    assert grammar() is None

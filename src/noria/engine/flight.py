@@ -77,7 +77,9 @@ def launch(
     running.computed[slots] = ends
     running.known[slots] = known + sample
     # Others wait for full blocks and for whole prompts; of other rows only the sampled token matters.
-    notable = np.flatnonzero((ends // block_size > starts // block_size) | (starts < prompt))
+    matters = (ends // block_size > starts // block_size) | (starts < prompt)
+    matters[len(draft.slots) :] = True  # the worker needs what they hold, and they may be aborted before it comes to it
+    notable = np.flatnonzero(matters)
     scored = _scored_rows(slots, starts < prompt - 1, scoring)
     plan = StepPlan(
         step=step,
