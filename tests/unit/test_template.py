@@ -299,6 +299,9 @@ def test_format_works_but_cannot_reach_attributes() -> None:
         "{{ 'x'.ljust(10**9) }}",
         "{{ 'x' | center(10**9) }}",
         "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '%*d' | format(10**9, 1) }}",
+        "{{ ([[0] * 1000] * 1000) | sum(start=[]) | length }}",
         "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 10**9) }}",
         "{% set x = 'a' * 10000 %}{{ x.replace('a', x) }}",
@@ -316,9 +319,22 @@ def test_hostile_templates_are_stopped(text: str) -> None:
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
     loop = "{% for m in messages %}"
-    text = loop * 3 + "{{ m.role }}" + "{% endfor %}" * 3
-    with pytest.raises(TemplateError, match="ran longer than"):
-        template(text).render([user("x")] * 1000)
+    for inside in ("{{ m.role }}", ""):
+        text = loop * 3 + inside + "{% endfor %}" * 3
+        with pytest.raises(TemplateError, match="ran longer than"):
+            template(text).render([user("x")] * 1000)
+
+
+def test_loops_and_filters_that_are_watched_do_what_they_did() -> None:
+    loop = (
+        "{% for m in messages if m.content %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}{% endfor %}"
+    )
+    assert template(loop).render([user("x"), user(""), user("y")]) == "1/2,2/2"
+    assert template("{% for a in [] %}x{% else %}none{% endfor %}").render([user("x")]) == "none"
+    tree = "{% for a in [[1, [2]], [3]] recursive %}{{ loop(a) if a is iterable else a }}{% endfor %}"
+    assert template(tree).render([user("x")]) == "123"
+    assert template("{{ '%d of %s' | format(1, 'x') }}{{ [1, 2] | sum }}").render([user("x")]) == "1 of x3"
+    assert template("{{ [{'a': 2}, {'a': 3}] | sum('a') }}").render([user("x")]) == "5"
 
 
 def test_deep_requests_are_refused() -> None:

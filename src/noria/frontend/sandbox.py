@@ -2,7 +2,7 @@
 
 The sandbox alone keeps a template from attributes and calls that are unsafe; it does not keep it from running for ever
 or from filling the memory. Limits are checked where Jinja lets code step in: at every access, call and operator, and
-for loops over a range. What remains (`~` and filters that double a long text again and again) ends at the time limit.
+at the turns of loops. What remains (`~` and filters that double a long text again and again) ends at the time limit.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jinja2 import nodes, pass_environment
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,6 +27,8 @@ MAX_VALUE = MAX_OUTPUT  # characters or elements of an intermediate value
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 _WIDTH = re.compile(r"\d{5,}")
 _NESTED = re.compile(r":[^{}]*\{")  # a width that is itself an argument of `format`
+_TURNS = "_turns"  # the filter through which all loops go
+_SOME = 256  # turns of a loop between two looks at the clock
 _PADDING_FILTERS = frozenset({"center", "indent", "batch", "slice", "wordwrap"})
 
 
@@ -49,6 +52,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["range"] = self._range
         for name in _PADDING_FILTERS:
             self.filters[name] = _padding(self.filters[name])
+        self.filters["format"] = _format(self.filters["format"])
+        self.filters["sum"] = _sum(self.filters["sum"])
+        self.filters[_TURNS] = self._counted
 
     @contextmanager
     def limits(self) -> Iterator[None]:
@@ -63,6 +69,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def check(self) -> None:
         if time.monotonic() > self._limits.deadline:
             raise TooMuch(f"it ran longer than {MAX_SECONDS:g} s")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            how: dict[str, Any] = {"lineno": loop.lineno, "environment": self}
+            loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None, **how)
+        return tree
+
+    def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
+        """The same values; loops in loops, with nothing inside, would not be seen otherwise."""
+        for turn, value in enumerate(values):
+            if turn % _SOME == 0:
+                self.check()
+            yield value
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self.check()
@@ -137,6 +157,25 @@ def _grown(owner: str, name: str, args: tuple[Any, ...]) -> int:
     if name == "join" and args and isinstance(args[0], list | tuple):
         return len(owner) * len(args[0]) + sum(len(item) for item in args[0] if isinstance(item, str))
     return 0
+
+
+def _format(filter_: Any) -> Any:
+    def limited(text: Any, *args: Any, **kwargs: Any) -> Any:
+        if _WIDTH.search(str(text)) or "*" in str(text):
+            raise TooMuch(f"a format with a width of more than {MAX_WIDTH}")
+        return filter_(text, *args, **kwargs)
+
+    return limited
+
+
+def _sum(filter_: Any) -> Any:
+    @pass_environment
+    def limited(environment: Any, values: Any, attribute: Any = None, start: Any = 0) -> Any:
+        if not isinstance(start, int | float):  # each list would be copied into the next
+            raise TooMuch("a sum of what are no numbers")
+        return filter_(environment, values, attribute, start)
+
+    return limited
 
 
 def _padding(filter_: Any) -> Any:
