@@ -36,6 +36,7 @@ SCRIPTS = {
     "call in words": f"Look.\n```json\n{ONE}\n```\n",
     "thinking": f"<think>\nHm, {ONE}.\n</think>\n\nYes.",
     "silence": "",
+    "a name": '{"name": "clock"}',
     "pondering": f"<think>\nHm.\n</think>\n\n{ONE}",
 }
 
@@ -347,6 +348,16 @@ def test_a_form_binds_the_answer_but_not_the_reasoning(http: httpx.Client, runni
     assert not allows(running, "Well")
     ask(http, "words", response_format=form, tools=[])
     assert allows(running, '<think>Well.</think>{"a"')
+
+
+def test_what_has_a_form_is_no_call(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    assert ask(http, "a name")["choices"][0]["finish_reason"] == "tool_calls"
+    choice = ask(http, "a name", response_format=form)["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "clock"}', "stop")
+    parts = chunks(http.post("/v1/chat/completions", json=body("a name", response_format=form, stream=True)))
+    assert gathered(parts) == whole(choice)
 
 
 def allows(running: Running, text: str) -> bool:

@@ -20,7 +20,7 @@ from noria.server.protocol import ChatRequest
 from noria.server.reading import read_messages, sampling_params
 from noria.server.state import ServerState, parts_of, submit, whole
 from noria.server.structured import check_beside, form_of
-from noria.server.tools.binding import grammar_of
+from noria.server.tools.binding import grammar_of, readable
 from noria.server.tools.request import tool_use
 
 _decoder = msgspec.json.Decoder(ChatRequest)
@@ -86,7 +86,8 @@ class _Conversation:
         """What writes the answer."""
         if not self.in_parts:
             return ChatReply(self._state, self._wanted, self._prompt, stream, arrived)
-        return PartsReply(self._state, self._wanted, self._prompt, stream, arrived, self._use, self._opened)
+        use = readable(self._use, self._form, self._state.dialect.style)
+        return PartsReply(self._state, self._wanted, self._prompt, stream, arrived, use, self._opened)
 
 
 def _params(state: ServerState, wanted: ChatRequest) -> SamplingParams:

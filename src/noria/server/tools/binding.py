@@ -38,6 +38,14 @@ async def grammar_of(
     return None
 
 
+def readable(use: ToolUse | None, form: Form | None, style: Style) -> ToolUse | None:
+    """What calls an answer is searched for. Where nothing but its content tells a call from other JSON, an answer that
+    must be JSON of some form is none, even if it names a function."""
+    if use is None or use.must or form is None or form.field == "bad_words" or style.form.trigger:
+        return use
+    return None
+
+
 async def _checked(grammars: Grammars, spec: Spec, use: ToolUse) -> str:
     """The grammar of a specification with the functions' schemas; an error names the function whose schema is wrong."""
     try:
