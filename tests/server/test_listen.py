@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import ssl
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,29 @@ def test_a_socket_that_was_left_behind_is_replaced_and_nothing_else_is(tmp_path:
         listening(ServerOptions(uds=f"{tmp_path}/no/socket")),
     ):
         pass
+
+
+def test_of_servers_that_start_together_one_has_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as left_behind:
+            left_behind.bind(str(path))
+        together, done = threading.Barrier(4), threading.Barrier(4)
+
+        def start(together: threading.Barrier = together, done: threading.Barrier = done) -> str:
+            together.wait(10)
+            try:
+                with listening(ServerOptions(uds=str(path))):
+                    done.wait(10)
+                    return "listens"
+            except ConfigError as error:
+                done.wait(10)
+                return "already" if "already" in str(error) else str(error)
+
+        with ThreadPoolExecutor(4) as pool:
+            ended = [future.result() for future in [pool.submit(start) for _ in range(4)]]
+        assert sorted(ended) == ["already"] * 3 + ["listens"]
+        assert not path.exists()
 
 
 def test_addresses_are_shown_as_clients_write_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import ssl
@@ -124,7 +125,28 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time looks whether a socket there is in use and puts its own in its place: of several that start
+    together, one would otherwise remove what another has just made."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield  # it may be entered, but not read; or `bind` will say what is wrong
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _bind_unix(path: Path, permissions: int) -> socket.socket:
+    with _alone_in(path.parent):
+        return _bind_alone(path, permissions)
+
+
+def _bind_alone(path: Path, permissions: int) -> socket.socket:
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777)  # nobody can connect before the permissions are what they shall be
