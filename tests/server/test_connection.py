@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -104,6 +105,29 @@ def test_a_body_that_comes_steadily_is_waited_for(limits: Running) -> None:
                 raw.recv(1, socket.MSG_PEEK)
         raw.settimeout(10)
         assert read(raw).startswith(b"HTTP/1.1 400 ")  # the stop string is too long: the body was read
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_head_that_asks_for_another_protocol_is_served_as_it_is(limits: Running, pieces: int, chunked: bool) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 3}).encode()
+    framing = "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
+    if chunked:
+        body = f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    upgrade = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+    data = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{upgrade}{framing}\r\n\r\n".encode() + body
+    with dial(limits) as raw:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        size = -(-len(data) // pieces)
+        for at in range(0, len(data), size):
+            raw.sendall(data[at : at + size])
+            time.sleep(0.002)
+        reply = read(raw)
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    assert b'"text":"Wat"' in reply
+    assert say(limits, f"{GET}{upgrade}\r\n").startswith(b"HTTP/1.1 200 ")
+    wrong = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{upgrade}transfer-encoding: chunked\r\n\r\nzz\r\n"
+    assert "not a valid HTTP request" in error(say(limits, wrong), 400)
 
 
 def test_the_rest_of_a_body_that_was_refused_is_not_read_for_ever(limits: Running) -> None:

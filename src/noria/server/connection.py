@@ -8,10 +8,12 @@ long to say what it wants, or says it with too large a head. Knows nothing of wh
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -42,6 +44,18 @@ class Limits:
     seconds: float = 30.0
 
 
+class _Rest:
+    """Takes the body of a request whose head another parser has read."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.on_message_complete = connection.on_message_complete
+
+    def on_body(self, body: bytes) -> None:
+        if self._connection.cycle.more_body:  # what follows is another request, which is not served
+            self._connection.on_body(body)
+
+
 class Connection(HttpToolsProtocol):
     """See the module."""
 
@@ -57,6 +71,7 @@ class Connection(HttpToolsProtocol):
         self._came = 0  # bytes of the body since the timer was started
         self._unwanted = False  # there is an answer, and the timer runs for what is left of the body
         self._unseen = 0  # bytes that have become part of no body
+        self._data = b""  # what is being parsed
         self._refusal: RequestError | None = None  # of what is being parsed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,7 +85,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unseen += len(data)
+        self._data = data
         super().data_received(data)
+        self._data = b""
         if self._patience is None and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_client()  # it has begun something that is no message yet
         if self._unseen > self.limits.header_bytes and self._refusal is None:
@@ -129,7 +146,28 @@ class Connection(HttpToolsProtocol):
             self._unwanted = True
             self._wait_for_client()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """A head asks for another protocol, as Java's client does with each first request. That may be ignored, but the
+        parser stops there: another one reads the body, and the connection ends with the answer."""
+        upgrade = sys.exc_info()[1]
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        self.cycle.keep_alive = False
+        framing = self._framing()
+        if framing and self.cycle.more_body:
+            self.parser = httptools.HttpRequestParser(_Rest(self))
+            try:
+                self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n" + self._data[upgrade.args[0] :])
+            except httptools.HttpParserError:
+                self.send_400_response("")
+
+    def _framing(self) -> bytes:
+        """The headers that tell how long the body is; empty if there is none."""
+        names = (b"content-length", b"transfer-encoding")
+        return b"".join(name + b": " + value + b"\r\n" for name, value in self.headers if name in names)
+
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._framing():
+            return  # its body is to come yet
         self._unseen = 0
         self._reading = self._unwanted = False
         self._stop_waiting()
