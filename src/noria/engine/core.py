@@ -194,6 +194,17 @@ class EngineCore:
         self._scheduler.update(oldest, result, collected, self._outputs)
         return self._clock() - collected
 
+    def tidy(self) -> None:
+        """To be called when there has been no work for a while. Raises EngineError as `step` does."""
+        plan = None if self._flights or self._scheduler.requests else self._scheduler.tidy()
+        if plan is None:
+            return
+        try:
+            self._executor.submit(plan, alone=True)
+            self._executor.collect()
+        except Exception as error:
+            raise EngineError(f"step {plan.step} failed: {error}") from error
+
     def check(self) -> None:
         """Raises CacheCheckError unless every block is accounted for."""
         tables = [request.table for request in self._scheduler.running if request.table is not None]

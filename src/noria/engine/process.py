@@ -86,6 +86,7 @@ def run(core: EngineCore, mailbox: Messages) -> None:
                 mailbox.send(outputs)
         elif unchecked and not heard:
             unchecked = False
+            core.tidy()
             _check(core)
             give_memory_back()
 

@@ -23,7 +23,7 @@ from noria.engine.request import Request, State
 from noria.engine.stats import Counters
 from noria.errors import EngineError
 from noria.messages import FinishReason
-from noria.plan import Admission, StepResult
+from noria.plan import Admission, StepPlan, StepResult
 
 _MOST_LOOKS = 64  # prefix lookups of one step that end without an admission, so that planning stays short
 
@@ -160,6 +160,14 @@ class Scheduler:
         self._stuck = None  # it did not fit beside one who has got too far ahead since
         return turn
 
+    def tidy(self) -> StepPlan | None:
+        """While nothing runs: what lets the worker forget those who ended last, before the next plan; None: nobody."""
+        released, self._released, self._last = np.array(self._released, np.int32), [], None
+        if not len(released):
+            return None
+        self.step = self.collected = self.step + 1
+        return StepPlan(self.step, released=released)
+
     def _next(self) -> Request | None:
         """The first in line, unless it is known not to fit or has a token to come."""
         request = self.waiting.first()
@@ -246,7 +254,7 @@ class Scheduler:
             budget -= self._enter(request, table, prefix.tokens, budget, draft)
             quota -= 1
             if request.admitted is None:
-                self._note_start(request, prefix.tokens, now, outputs)
+                _note_start(request, prefix.tokens, now, self.counters, outputs)
 
     def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: Draft) -> int:
         """Gives the first in line a slot and its first tokens; returns how many."""
@@ -264,14 +272,6 @@ class Scheduler:
         draft.admitted_counts.append(count)
         draft.admitted.append(_admission(request, table))
         return count
-
-    def _note_start(self, request: Request, shared: int, now: float, outputs: Outputs) -> None:
-        request.admitted = now
-        request.cached_tokens = min(shared, request.prompt_length)
-        if request.chain is not None:
-            self.counters.prefix_queries += request.prompt_length
-            self.counters.prefix_hits += request.cached_tokens
-        outputs.add_started(request)
 
     # ------------------------------------------------------------------------------------------ results
 
@@ -340,6 +340,16 @@ def _admission(request: Request, table: BlockTable) -> Admission:
         request.choice,
         np.array(table.blocks, np.int32),
     )
+
+
+def _note_start(request: Request, shared: int, now: float, counters: Counters, outputs: Outputs) -> None:
+    """A request runs for the first time, `shared` of its tokens being there already."""
+    request.admitted = now
+    request.cached_tokens = min(shared, request.prompt_length)
+    if request.chain is not None:
+        counters.prefix_queries += request.prompt_length
+        counters.prefix_hits += request.cached_tokens
+    outputs.add_started(request)
 
 
 def _ending(request: Request) -> FinishReason | None:
