@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
+_THREADS = 2  # for what would hold up the event loop; they share its lock, so more would not be faster
 _FILES = 65536
 _TIDY_TICKS = 20  # tenths of a second between two looks at whether memory can be given back
 
@@ -87,7 +89,9 @@ async def _run(
     server: ServerOptions,
     listener: socket.socket,
 ) -> None:
-    loaded = asyncio.get_running_loop().run_in_executor(None, _load, files, engine, server)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, "noria-aside"))
+    loaded = loop.run_in_executor(None, _load, files, engine, server)
     try:
         state = await _assemble(transport, await loaded, files, model, engine, server)
     except BaseException:
