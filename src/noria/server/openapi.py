@@ -142,9 +142,8 @@ def _answer(one: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {_JSON: {"schema": _ref(one.reply)}}
     if one.chunk is not None:
         said = "Events `data: CHUNK`, then `data: [DONE]`. What goes wrong in between is an event with an ErrorReply."
-        # OpenAPI 3.1 has no word for what an event holds.
-        schema = {"type": "string", "description": said}
-        content["text/event-stream"] = {"schema": schema, "x-chunk": _ref(one.chunk)}
+        # OpenAPI 3.1 has no word for what an event holds, and readers differ in what a schema would mean here.
+        content["text/event-stream"] = {"x-description": said, "x-chunk": _ref(one.chunk)}
     return {"description": "The answer; with `stream`, as events." if one.chunk else "The answer.", "content": content}
 
 
