@@ -35,7 +35,7 @@ MEMORY_MEGABYTES = 2048  # of address space, for the process
 MAX_WAITING = 64  # specifications that wait to be compiled
 START_SECONDS = 60.0  # for the process to be ready
 _KEPT = 1024  # specifications, and what became of them
-_KEPT_CHARACTERS = 4 << 20  # of them and their grammars together
+_KEPT_CHARACTERS = 1 << 20  # of them and their grammars together
 _RETRY_SECONDS = 60.0  # before one that took too much is tried again
 _PIECE = 1 << 16  # bytes read at a time
 

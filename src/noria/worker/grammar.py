@@ -25,7 +25,7 @@ from noria.messages import Vocabulary
 from noria.plan import Admission, Int32, UInt32
 from noria.worker.lane import Lane
 
-_MOST_KEPT = 128  # compiled grammars
+_MOST_KEPT = 32  # compiled grammars
 _MOST_KEPT_CHARACTERS = 2 << 20  # of their texts
 # Characters of a text whose grammar is not kept beyond the requests that need it: compiled, one may take 150 bytes for
 # each of them.
@@ -93,6 +93,13 @@ class Grammars:
                     break
                 self._kept.popitem(last=False)
             return future
+
+    def forget(self) -> None:
+        """Keeps none of those that are compiled: what outputs did with one makes it grow, by tens of megabytes at
+        most, and for most of them it takes milliseconds to compile it again."""
+        with self._lock:
+            for text in [text for text, future in self._kept.items() if future.done()]:
+                del self._kept[text]
 
     def find(self, text: str) -> Compiled:
         """A grammar that was compiled and is held. Raises BackendError if there is none."""

@@ -49,6 +49,7 @@ class Runner:
             self._note_sampled()
             self._apply(plan)
             if not len(plan.slots):
+                self._matchers.grammars.forget()  # there is nothing else to do: rows have all ended
                 empty = np.empty(0, np.int32)
                 return StepResult(plan.step, empty, empty, timings=StepTimings(prepare=time.perf_counter() - began))
             prepared = prepare(plan, self._slots, self._limits)
