@@ -50,7 +50,7 @@ class Instant:
         pass
 
     def compile_grammar(self, grammar: str) -> Future[str]:
-        raise NotImplementedError("no request here has a grammar")
+        raise AssertionError("no request here has a grammar")
 
     def submit(self, plan: StepPlan, alone: bool = False) -> None:
         sampled = plan.slots[plan.sample]
