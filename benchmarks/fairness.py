@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -57,12 +58,14 @@ class Prompts:
         return BenchRequest(" ".join(self._random.choices(self._words, k=tokens)), (), output)
 
 
-async def quiet(target: Target, prompts: Prompts, given: argparse.Namespace) -> list[Record]:
-    """One request after the other, with a pause between them."""
+async def quiet(target: Target, prompts: Prompts, given: argparse.Namespace, where: str) -> list[Record]:
+    """One request after the other, with a pause between them. Tells of each as it ends, on standard error."""
     records = []
     for _ in range(given.requests):
         await asyncio.sleep(given.pause * (0.5 + random.random()))
-        records.append(await ask(target, prompts.make(given.quiet_prompt, given.quiet_output)))
+        records.append(record := await ask(target, prompts.make(given.quiet_prompt, given.quiet_output)))
+        told = record.error or f"{1e3 * record.ttft:.0f} ms"
+        print(f"{where} {len(records)} of {given.requests}: {told}", file=sys.stderr, flush=True)
     return records
 
 
@@ -82,7 +85,7 @@ async def flooded(
 
     tasks = [asyncio.create_task(caller()) for _ in range(given.flood)]
     await asyncio.sleep(SETTLE)
-    records = await quiet(target, prompts, given)
+    records = await quiet(target, prompts, given, "beside the flood")
     seconds = loop.time() - began
     stopped = True
     for task in tasks:
@@ -113,7 +116,7 @@ def measure(policy: str, keys: Path, given: argparse.Namespace) -> dict[str, Any
     with noria_server(given.model, *flags, log=Path(f"build/bench/fairness-{policy}.log")) as url:
         target, flood = Target(url, given.model, "quiet-key"), Target(url, given.model, "flood-key")
         prompts = Prompts(given.seed)
-        alone = summary(run_loop(quiet(target, prompts, given)))
+        alone = summary(run_loop(quiet(target, prompts, given, f"{policy}, alone")))
         records, done, seconds = run_loop(flooded(target, flood, prompts, given))
     beside = summary(records)
     ratios = {name: round(beside[name] / alone[name], 2) for name in ("ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms")}

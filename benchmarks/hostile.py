@@ -37,7 +37,8 @@ HEALTH_SECONDS = 0.1
 MEMORY_SHARE = 0.05
 ATTACK_SECONDS = 120.0  # after which an attack that has no answer tells that
 CLIENTS = 8  # well-behaved ones
-WARM_REQUESTS = 80
+WARM_REQUESTS = 400
+WARM_ROUNDS = 5  # of all well-behaved requests at once
 SETTLE_SECONDS = 90.0  # that a server has to finish what it took, once all clients are gone
 QUIET_SECONDS = 10.0  # after that, before memory is measured
 FINE = {"left", "closed"}  # ends of an attack that are no status
@@ -97,8 +98,11 @@ def memory(server: psutil.Process) -> dict[str, int]:
 
 
 async def warm(port: int, scene: Scene, good: Good) -> None:
-    """Normal load, so that what is made at first need is there: the cache is filled, every endpoint was used."""
+    """Normal load of as many callers as will attack, so that what is made at first need is there: the cache is filled,
+    every endpoint was used, and both processes have the size of a server in use."""
     await good.learn()
+    for _ in range(WARM_ROUNDS):
+        await asyncio.gather(*(good.ask(*pair) for pair in good.known))
     async with Wire(port) as wire:
         for path, body in (
             ("/tokenize", {"prompt": " ".join(map(str, range(100_000)))}),
@@ -109,8 +113,9 @@ async def warm(port: int, scene: Scene, good: Good) -> None:
             await wire.reply()
 
     async def one(count: int) -> None:
+        body = {"prompt": scene.ids(count), "max_tokens": 32, "ignore_eos": True, "stream": count % 2 == 0}
         async with Wire(port) as wire:
-            await wire.send(post(COMPLETIONS, {"prompt": scene.ids(count), "max_tokens": 32, "ignore_eos": True}))
+            await wire.send(post(COMPLETIONS, body))
             await wire.reply()
 
     gate = asyncio.Semaphore(100)

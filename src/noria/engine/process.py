@@ -27,10 +27,11 @@ from noria.engine.mailbox import Mailbox
 from noria.errors import ConfigError, NoriaError
 from noria.messages import FromEngine, Hello, Refused, ToEngine
 from noria.observe.logging import setup_logging_from
-from noria.observe.memory import give_memory_back
+from noria.observe.memory import bound_memory, give_memory_back
 
 _log = logging.getLogger("noria.engine")
 _CHECK_AFTER_SECONDS = 1.0  # of idleness
+_LARGE = 1 << 20  # bytes of memory that go back to the system as soon as they are free; more than a step takes anew
 _PR_SET_PDEATHSIG = 1
 # How long Python's lock is kept from a thread that wants it. The worker's thread needs it between two kernels while the
 # main thread plans the step after: the default of 5 ms would be a tenth of a step.
@@ -139,6 +140,7 @@ def main(address: str) -> int:
     """Runs an engine process; returns its exit status."""
     setup_logging_from(os.environ)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    bound_memory(_LARGE)
     die_with_parent()
     for sign in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the API process decides what to do
         signal.signal(sign, signal.SIG_IGN)

@@ -11,16 +11,20 @@ import sys
 
 # Parameters of glibc's `mallopt`, from its <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_LARGE = 256 << 10  # bytes; blocks of that size are mapped, and unmapped, by themselves
 _SLACK = 1 << 20  # bytes that may stay free at the end of the heap
 _ARENAS = 2  # heaps for all threads together
 
 
-def bound_memory() -> None:
-    """To be called before there are threads. Does nothing where the C library is another."""
+def bound_memory(large: int) -> None:
+    """To be called before there are threads. Does nothing where the C library is another.
+
+    Args:
+        large: bytes; blocks of that size are mapped, and unmapped, by themselves. Each costs page faults anew, so it
+            should be more than what is taken again and again.
+    """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
-        for name, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _SLACK), (_ARENA_MAX, _ARENAS)):
+        for name, value in ((_MMAP_THRESHOLD, large), (_TRIM_THRESHOLD, _SLACK), (_ARENA_MAX, _ARENAS)):
             mallopt(name, value)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from noria.server.state import ServerState
 
 log = get_logger(__name__)
+_LARGE = 256 << 10  # bytes of memory that go back to the system as soon as they are free
 _KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close first
 _THREADS = 2  # for what would hold up the event loop; they share its lock, so more would not be faster
 _FILES = 65536
@@ -56,7 +57,7 @@ def launch(
     try:
         transport.spawn()
         _raise_file_limit()
-        bound_memory()
+        bound_memory(_LARGE)
         import uvloop
 
         uvloop.run(_run(transport, files, model, engine, server, listener))
