@@ -31,6 +31,11 @@ def _share(flag: str, value: float) -> None:
         raise ConfigError(f"must be above 0 and at most 1, got {value}", flag)
 
 
+def _seconds(flag: str, value: float) -> None:
+    if not 0.001 <= value <= 3600.0:
+        raise ConfigError(f"must be in 0.001…3600 seconds, got {value}", flag)
+
+
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to load and how to hold it.
 
@@ -118,6 +123,89 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             )
 
 
+class RuleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of the predictor by rules.
+
+    Attributes:
+        growth: factor of the batch while requests wait and the device has room; above 1.
+        shrink: factor of the batch while the device or its memory is beyond its threshold; in (0, 1).
+        low_utilization: share of the device's limit below which it has room.
+        long_queue: waiting requests per running one from which on the batch grows twice as fast.
+        long_request: tokens, prompt and output, from which on a request counts as long: the batch is then smaller in
+            proportion, by `long_request_shrink` at most.
+    """
+
+    growth: float = 1.25
+    shrink: float = 0.8
+    low_utilization: float = 0.5
+    long_queue: float = 1.0
+    long_request: int = 1024
+    long_request_shrink: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 1.0 < self.growth <= 16.0:
+            raise ConfigError(f"must be above 1 and at most 16, got {self.growth}", "rules.growth")
+        if not 0.0 < self.shrink < 1.0:
+            raise ConfigError(f"must be between 0 and 1, got {self.shrink}", "rules.shrink")
+        _share("rules.low_utilization", self.low_utilization)
+        if not 0.0 < self.long_queue <= 1e6:
+            raise ConfigError(f"must be above 0, got {self.long_queue}", "rules.long_queue")
+        _in_range("rules.long_request", self.long_request, 1, 2**31 - 1)
+        _share("rules.long_request_shrink", self.long_request_shrink)
+
+
+class PacerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The pacer: what sets batch size and token budget while the engine runs. Most that it may set are
+    `SchedulerOptions.max_num_seqs` and `max_num_batched_tokens`.
+
+    Attributes:
+        enabled: False: the most, always.
+        predictor: who names the best sizes.
+        min_batch_size: least running requests that it may set.
+        adjustment_interval: seconds between two decisions.
+        smoothing_factor: weight of the size at hand; the rest is the weight of the predicted one. 0: at once.
+        monitoring: whether load is measured; off, the pacer is off too.
+        monitoring_interval: seconds between two samples.
+        device_threshold, memory_threshold: shares of the device's limit and of the memory beyond which the batch does
+            not grow.
+        slo_ttft_ms, slo_tpot_ms: objectives of a request; None: none.
+        slo_percentile: share of requests that shall meet them, in percent.
+        admission: slo: a request that cannot meet its objectives any more is refused.
+        rules: of the predictor of that name.
+    """
+
+    enabled: bool = True
+    predictor: Literal["learned", "rules"] = "learned"
+    min_batch_size: int = 1
+    adjustment_interval: float = 0.1
+    smoothing_factor: float = 0.7
+    monitoring: bool = True
+    monitoring_interval: float = 0.1
+    device_threshold: float = 0.8
+    memory_threshold: float = 0.8
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    slo_percentile: float = 90.0
+    admission: Literal["all", "slo"] = "all"
+    rules: RuleOptions = RuleOptions()
+
+    def __post_init__(self) -> None:
+        _in_range("--min-batch-size", self.min_batch_size, 1, 1024)
+        _seconds("--adjustment-interval", self.adjustment_interval)
+        _seconds("--monitoring-interval", self.monitoring_interval)
+        if not 0.0 <= self.smoothing_factor < 1.0:
+            raise ConfigError(f"must be at least 0 and below 1, got {self.smoothing_factor}", "--smoothing-factor")
+        _share("--gpu-util-threshold", self.device_threshold)
+        _share("--memory-util-threshold", self.memory_threshold)
+        for flag, value in (("--slo-ttft-ms", self.slo_ttft_ms), ("--slo-tpot-ms", self.slo_tpot_ms)):
+            if value is not None and not 0.0 < value <= 3.6e6:
+                raise ConfigError(f"must be above 0 and at most an hour, got {value}", flag)
+        if not 0.0 < self.slo_percentile < 100.0:
+            raise ConfigError(f"must be between 0 and 100, got {self.slo_percentile}", "--slo-percentile")
+        if self.admission == "slo" and self.slo_ttft_ms is None and self.slo_tpot_ms is None:
+            raise ConfigError("slo needs an objective: --slo-ttft-ms, --slo-tpot-ms or both", "--admission")
+
+
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the model runs. `threads` None: one per physical core within affinity and cgroup limits."""
 
@@ -143,6 +231,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: ModelOptions
     cache: CacheOptions = CacheOptions()
     scheduler: SchedulerOptions = SchedulerOptions()
+    pacer: PacerOptions = PacerOptions()
     device: DeviceOptions = DeviceOptions()
 
 
@@ -168,6 +257,20 @@ ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
     "static_batching": ("scheduler", "continuous"),  # inverted
     "static_batch_timeout": ("scheduler", "static_timeout"),
     "in_flight_depth": ("scheduler", "in_flight_depth"),
+    "adaptive_batch_size": ("pacer", "enabled"),
+    "batch_size_predictor": ("pacer", "predictor"),
+    "min_batch_size": ("pacer", "min_batch_size"),
+    "adjustment_interval": ("pacer", "adjustment_interval"),
+    "smoothing_factor": ("pacer", "smoothing_factor"),
+    "load_monitoring": ("pacer", "monitoring"),
+    "monitoring_interval": ("pacer", "monitoring_interval"),
+    "gpu_util_threshold": ("pacer", "device_threshold"),
+    "memory_util_threshold": ("pacer", "memory_threshold"),
+    "slo_ttft_ms": ("pacer", "slo_ttft_ms"),
+    "slo_tpot_ms": ("pacer", "slo_tpot_ms"),
+    "slo_percentile": ("pacer", "slo_percentile"),
+    "admission": ("pacer", "admission"),
+    "rules": ("pacer", "rules"),
     "backend": ("device", "backend"),
     "threads": ("device", "threads"),
     "tensor_parallel_size": ("device", "tensor_parallel_size"),
@@ -179,6 +282,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "model": ModelOptions,
     "cache": CacheOptions,
     "scheduler": SchedulerOptions,
+    "pacer": PacerOptions,
     "device": DeviceOptions,
 }
 
@@ -189,7 +293,8 @@ def engine_options(model: str, **settings: Any) -> EngineOptions:
     Raises:
         ConfigError: an unknown name (the nearest one is named), a wrong type or a value out of range.
     """
-    parts: dict[str, dict[str, Any]] = {"model": {"model": model}, "cache": {}, "scheduler": {}, "device": {}}
+    parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    parts["model"]["model"] = model
     for name, value in settings.items():
         if name not in ENGINE_SETTINGS:
             raise ConfigError(f"there is no such setting{nearest(name, ENGINE_SETTINGS)}", name)
@@ -201,6 +306,7 @@ def engine_options(model: str, **settings: Any) -> EngineOptions:
         model=ModelOptions(**parts["model"]),
         cache=CacheOptions(**parts["cache"]),
         scheduler=SchedulerOptions(**parts["scheduler"]),
+        pacer=PacerOptions(**parts["pacer"]),
         device=DeviceOptions(**parts["device"]),
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-SERVER, MODEL, BATCHING, CACHE, MACHINE = "Server", "Model", "Batching", "KV cache", "Machine"
+SERVER, MODEL, BATCHING, PACER, CACHE, MACHINE = "Server", "Model", "Batching", "Pacer", "KV cache", "Machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,19 @@ ENGINE_FLAGS = (
     ),
     Flag("static_batching", bool, BATCHING, "The baseline: a batch runs until its last request ends."),
     Flag("static_batch_timeout", float, BATCHING, "Seconds that an incomplete static batch waits (default 0.1)."),
+    Flag("adaptive_batch_size", bool, PACER, "Whether batch size and token budget follow the load (default yes)."),
+    Flag("batch_size_predictor", str, PACER, "learned: from this machine's own steps; or rules (default learned)."),
+    Flag("slo_ttft_ms", float, PACER, "Objective: milliseconds to the first token (default: none)."),
+    Flag("slo_tpot_ms", float, PACER, "Objective: mean milliseconds per further token (default: none)."),
+    Flag("slo_percentile", float, PACER, "Percentage of requests that shall meet the objectives (default 90)."),
+    Flag("admission", str, PACER, "slo: what cannot meet its objective any more is refused with 429 (default all)."),
+    Flag("min_batch_size", int, PACER, "Least running requests that the pacer may set (default 1)."),
+    Flag("adjustment_interval", float, PACER, "Seconds between two decisions (default 0.1)."),
+    Flag("smoothing_factor", float, PACER, "Weight of the size at hand beside the predicted one (default 0.7)."),
+    Flag("load_monitoring", bool, PACER, "Whether load is measured; the pacer needs it (default yes)."),
+    Flag("monitoring_interval", float, PACER, "Seconds between two samples (default 0.1)."),
+    Flag("gpu_util_threshold", float, PACER, "Share of the device's limit beyond which it is full (default 0.8)."),
+    Flag("memory_util_threshold", float, PACER, "Share of memory beyond which the batch does not grow (default 0.8)."),
     Flag("kv_cache_dtype", str, CACHE, "f32, bf16 or int8 (default: the smallest that keeps the quality)."),
     Flag("block_size", int, CACHE, "Tokens per block: 8, 16, 32, 64 or 128 (default 16)."),
     Flag("num_blocks", int, CACHE, "Blocks in the cache (default: what memory allows)."),
