@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.engine_driver import Driver
 from helpers.fake_executor import VOCAB, alone, digests, score_of
+from noria.pacer.base import Sizes
 from noria.params import SamplingParams
 
 BASE = [(7 * position + 3) % VOCAB for position in range(40)]
@@ -37,6 +38,7 @@ def worlds(draw):
         "static_timeout": 0.0,
         "max_preemptions": draw(st.integers(0, 3)),
         "max_model_len": MAX_MODEL_LEN,
+        "sizes": draw(st.lists(st.tuples(st.integers(1, 7), st.sampled_from([1, 3, 6, 10, 64, 300])), max_size=6)),
     }
 
 
@@ -113,6 +115,7 @@ def test_crowded_worlds(seed):
         "static_timeout": 0.0,
         "max_preemptions": random.randint(0, 4),
         "max_model_len": MAX_MODEL_LEN,
+        "sizes": [(random.randint(1, 9), random.choice([1, 4, 12, 30, 300])) for _ in range(random.choice([0, 1, 7]))],
     }
     check_world(world, [crowd_member(random) for _ in range(12)])
 
@@ -140,7 +143,8 @@ def crowd_member(random):
 
 
 def check_world(world, wanted):
-    driver = Driver(**world)
+    sizes = [Sizes(*one) for one in world["sizes"]]
+    driver = Driver(**{name: value for name, value in world.items() if name != "sizes"})
     most = driver.core.info.max_model_len
     entries, aborted, tick = list(expand(wanted)), set(), 0
     expected = {entry["id"]: resolve(entry, most) for entry in entries}
@@ -154,10 +158,23 @@ def check_world(world, wanted):
             if entry["abort_after"] is not None and entry["at"] + entry["abort_after"] == tick and not ended:
                 driver.abort(entry["id"])
                 aborted.add(entry["id"])
-        driver.step()
+        if sizes:
+            driver.core._scheduler.bind(sizes[tick % len(sizes)])
+        step_within_sizes(driver)
         tick += 1
         assert tick <= last + 10 + work * (world["max_preemptions"] + 2), "requests are starving"
     check_answers(driver, entries, expected, aborted)
+
+
+def step_within_sizes(driver):
+    """A step, which admits none beyond the batch in force, and keeps the token budget."""
+    scheduler, plans = driver.core._scheduler, driver.executor.plans
+    running, planned, sizes = len(scheduler.running), len(plans), scheduler.sizes
+    driver.step()
+    for plan in plans[planned:]:
+        assert plan.tokens <= sizes.budget
+        assert len(plan.slots) <= max(running, sizes.batch)
+        assert not plan.admitted or running <= sizes.batch
 
 
 def resolve(entry, most):

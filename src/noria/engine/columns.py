@@ -24,6 +24,7 @@ class Running:
         goal: [slots] most tokens to compute. limit: [slots] most tokens. prompt: [slots] tokens of the prompt.
         capacity: [slots] tokens that fit the block table.
         requests: [slots] who has the slot.
+        most: how many may run, up to the number of slots.
         changes: how often a request has come or gone.
 
     `computed` and `known` are up to date after `settle`: while steps repeat, nobody reads them.
@@ -37,6 +38,7 @@ class Running:
         self.prompt = np.zeros(slots, np.int32)
         self.capacity = np.zeros(slots, np.int32)
         self.requests: list[Request | None] = [None] * slots
+        self.most = slots
         self.changes = 0
         self._repeated = 0  # tokens of every request that `computed` and `known` lack
         self._free = list(range(slots - 1, -1, -1))
@@ -54,8 +56,9 @@ class Running:
             yield request
 
     @property
-    def free_slots(self) -> int:
-        return len(self._free)
+    def room(self) -> int:
+        """How many may be added; below 0 while more run than may now."""
+        return self.most - len(self._order)
 
     @property
     def slots(self) -> Int32:

@@ -54,8 +54,8 @@ class Tenancy(Protocol):
         """It has been given its slot."""
         ...
 
-    def turn(self, running: Running, first: Request | None, now: float) -> Turn:
-        """Whose turn the next step is. `first`: the first in line, if it could be admitted."""
+    def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
+        """Whose turn the next step is, of `budget` tokens. `first`: the first in line, if it could be admitted."""
         ...
 
     def may_start(self, request: Request, turn: Turn) -> bool:
@@ -86,7 +86,7 @@ class NoTenants:
     def started(self, request: Request) -> None:
         pass
 
-    def turn(self, running: Running, first: Request | None, now: float) -> Turn:
+    def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
         return EVERYONE
 
     def may_start(self, request: Request, turn: Turn) -> bool:
@@ -224,7 +224,7 @@ class FairTenants:
     """The fair policy.
 
     Args:
-        budget: tokens of a step.
+        budget: most tokens of a step.
         slots: rows.
     """
 
@@ -233,7 +233,6 @@ class FairTenants:
         self._lines = TenantLines(self._counters)
         self.line: Line = self._lines
         self._far = _FAR * budget * _PROMPT
-        self._part = max(1, budget // _PART)
         self._number = np.zeros(slots, np.int32)  # [slots] of the tenant that has it
         self._paid = np.zeros(slots, np.int32)  # [slots] prompt tokens that are not charged (again)
         self._latest = ("", -math.inf)  # who submitted last, and when
@@ -260,7 +259,7 @@ class FairTenants:
         # A prompt that is computed again because others needed its place has been charged.
         self._paid[request.slot] = request.prompt_length if request.preemptions else 0
 
-    def turn(self, running: Running, first: Request | None, now: float) -> Turn:
+    def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
         if now - self._other > _ABOUT and np.count_nonzero(self._counters.unfinished) < 2:
             return EVERYONE
         slots, served = running.slots, self._counters.served[self._number]
@@ -271,7 +270,7 @@ class FairTenants:
         far = least + self._far
         if (served[slots] > far).any():
             return Turn(served, far)
-        return Turn(served, several=self._part)
+        return Turn(served, several=max(1, budget // _PART))
 
     def may_start(self, request: Request, turn: Turn) -> bool:
         return self._served(request) <= turn.bound

@@ -12,17 +12,14 @@ import numpy as np
 
 from noria.cache.manager import BlockTable, CacheManager
 from noria.config import SchedulerOptions
-from noria.engine.columns import Running
-from noria.engine.fair import make_tenancy
 from noria.engine.flight import Draft, Flight, launch, repeat
+from noria.engine.members import Members, ending
 from noria.engine.outputs import Outputs
-from noria.engine.policy import EVERYONE, KEYS, Turn, make_admission
-from noria.engine.prefix import Prefixes
-from noria.engine.queue import WaitingQueue
+from noria.engine.policy import EVERYONE, Turn, make_admission
 from noria.engine.request import Request, State
 from noria.engine.stats import Counters
 from noria.errors import EngineError
-from noria.messages import FinishReason
+from noria.pacer.base import Sizes
 from noria.plan import Admission, StepPlan, StepResult
 
 _MOST_LOOKS = 64  # prefix lookups of one step that end without an admission, so that planning stays short
@@ -39,44 +36,32 @@ class Scheduler:
 
     def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int) -> None:
         self.manager = manager
-        self.budget = options.max_num_batched_tokens
-        self.requests: dict[int, Request] = {}
-        self.counters = Counters()
+        self._members = Members(manager, options, slots)
+        self.requests = self._members.requests
+        self.waiting, self.running = self._members.waiting, self._members.running
+        self.counters = self._members.counters
         self.step = 0  # last planned
         self.collected = 0  # last whose results are in
-        self._key = KEYS[options.policy]
+        self._most = Sizes(slots, options.max_num_batched_tokens)
+        self._sizes = self._most  # in force
         self._admission = make_admission(options, slots)
         self._max_preemptions = options.max_preemptions
-        self._tenancy = make_tenancy(options, slots)
-        self.waiting = WaitingQueue(self._key, self._tenancy.line)
-        self._prefixes = Prefixes(manager, self.waiting, slots)
-        self.running = Running(slots)
+        self._tenancy, self._prefixes = self._members.tenancy, self._members.prefixes
         self._last: Flight | None = None  # planned
-        self._released: list[int] = []
-        self._scoring: set[int] = set()  # slots that owe prompt log-probabilities
-        self._frees = 0
         self._stuck: tuple[Request, int] | None = None  # did not fit, when so many tables had been freed
 
     # ------------------------------------------------------------------------------------------ requests come and go
 
     def submit(self, request: Request, now: float, outputs: Outputs) -> None:
         """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
-        self.requests[request.id] = request
-        request.chain = self.manager.chain(request.salt)
-        if request.chain is not None:
-            request.chain.extend(request.tokens)
-        self._tenancy.joined(request, now)
-        self.waiting.push(request)
-        if request.output_length and (reason := _ending(request)):
-            last = request.tokens[-1]
-            self._finish(request, reason, now, outputs, last if reason == "stop" else None)
+        self._members.submit(request, now, outputs)
 
     def abort(self, request_id: int) -> None:
         """Forgets a request and frees its blocks. A step under way may still write to them: it does so before any
         later step, so they can be handed out at once."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._forget(request)
+            self._members.forget(request)
 
     def delay(self, now: float) -> float:
         """Seconds until there may be something to plan; 0 if there may be now."""
@@ -84,45 +69,29 @@ class Scheduler:
             return 0.0
         return self._admission.delay(0, len(self.waiting), self.waiting.oldest, now)
 
-    def _finish(
-        self, request: Request, reason: FinishReason, now: float, outputs: Outputs, stop_id: int | None = None
-    ) -> None:
-        self._forget(request)
-        outputs.add_finished(request, reason, now, stop_id)
-
-    def _forget(self, request: Request) -> None:
-        running = request.state is State.RUNNING
-        request.state = State.FINISHED
-        del self.requests[request.id]
-        if running:
-            self._leave(request)
-        else:
-            self.waiting.remove(request)
-        self._tenancy.left(request)
-
-    def _leave(self, request: Request) -> None:
-        """Takes slot and blocks from a request that runs no longer."""
-        assert request.table is not None
-        self.running.remove(request.slot, self._key(request))
-        self._released.append(request.slot)
-        self._scoring.discard(request.slot)
-        self.manager.free(request.table)
-        self._frees += 1
-        request.table, request.slot = None, -1
-        self._prefixes.stopped(request)
-
     def _preempt(self, request: Request) -> None:
-        """Back to waiting; it will compute again what the cache has given up by then, and go on as if nothing was."""
-        self._leave(request)
-        request.state = State.WAITING
-        request.preemptions += 1
-        request.confirmed = 0
-        request.idle_from = self.step
-        self.waiting.push(request)
+        self._members.preempt(request, self.step)
         self._admission.preempted()
-        self.counters.preemptions += 1
 
     # ------------------------------------------------------------------------------------------ planning
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the next step is bound by: most running requests, and most tokens. Those who run stay, be they more, and
+        there is a token for each."""
+        return Sizes(self._sizes.batch, self.budget)
+
+    @property
+    def budget(self) -> int:
+        """Most tokens of the next step."""
+        return min(self._most.budget, max(self._sizes.budget, len(self.running)))
+
+    def bind(self, sizes: Sizes) -> None:
+        """Sets other sizes, from the next step on, within those that the worker was made for. A smaller batch comes
+        about as requests end: none is preempted for it. A budget has a token at least for each of a full batch."""
+        batch = min(max(1, sizes.batch), self._most.batch)
+        self._sizes = Sizes(batch, min(max(batch, sizes.budget), self._most.budget))
+        self.running.most = batch
 
     def schedule(self, now: float, outputs: Outputs) -> Flight | None:
         """Plans the next step; None if nothing can be computed now."""
@@ -140,8 +109,10 @@ class Scheduler:
         if draft.empty:
             return None
         self.step += 1
-        flight = launch(draft, self.step, self.running, self.manager.block_size, self._released, self._scoring)
-        self._released = []
+        flight = launch(
+            draft, self.step, self.running, self.manager.block_size, self._members.released, self._members.scoring
+        )
+        self._members.released = []
         self._last = flight
         self._tenancy.charge(flight.plan, self.running.prompt)
         self.counters.prompt_tokens += flight.prompt_tokens
@@ -150,19 +121,19 @@ class Scheduler:
     def _turn(self, now: float) -> Turn:
         """Whose turn the step is. The first in line counts if there is room, or others can be made to leave."""
         first, running = self.waiting.first(), self.running
-        if first is None or first.idle_from > self.collected:
-            return self._tenancy.turn(running, None, now)
-        turn = self._tenancy.turn(running, first, now)
-        if turn.all or (running.free_slots and self._stuck != (first, self._frees)):
+        if first is None or first.idle_from > self.collected or running.room < 0:
+            return self._tenancy.turn(running, None, now, self.budget)
+        turn = self._tenancy.turn(running, first, now, self.budget)
+        if turn.all or (running.room > 0 and self._stuck != (first, self._members.frees)):
             return turn
         if self._tenancy.victim(running, self._max_preemptions, turn.bound) is None:
-            return self._tenancy.turn(running, None, now)
+            return self._tenancy.turn(running, None, now, self.budget)
         self._stuck = None  # it did not fit beside one who has got too far ahead since
         return turn
 
     def tidy(self) -> StepPlan | None:
         """While nothing runs: what lets the worker forget those who ended last, before the next plan; None: nobody."""
-        released, self._released, self._last = np.array(self._released, np.int32), [], None
+        released, self._members.released, self._last = np.array(self._members.released, np.int32), [], None
         if not len(released):
             return None
         self.step = self.collected = self.step + 1
@@ -171,7 +142,7 @@ class Scheduler:
     def _next(self) -> Request | None:
         """The first in line, unless it is known not to fit or has a token to come."""
         request = self.waiting.first()
-        if request is None or request.idle_from > self.collected or self._stuck == (request, self._frees):
+        if request is None or request.idle_from > self.collected or self._stuck == (request, self._members.frees):
             return None
         return request
 
@@ -212,7 +183,7 @@ class Scheduler:
     def _displace(self, turn: Turn) -> bool:
         """Preempts a request of a tenant whose turn it is not, so that another gets its place. Its row has no part in
         the step. Returns whether there was one."""
-        if turn.all:
+        if turn.all or self.running.room < 0:  # or its place could not be taken
             return False
         victim = self._tenancy.victim(self.running, self._max_preemptions, turn.bound)
         if victim is None:
@@ -235,7 +206,7 @@ class Scheduler:
             request = self._next()
             if request is None or not self._tenancy.may_start(request, turn):
                 return
-            if not self.running.free_slots:
+            if self.running.room <= 0:
                 if not self._displace(turn):
                     return
                 continue  # those who waited for what it computed are in line again, maybe before this one
@@ -248,7 +219,7 @@ class Scheduler:
             if table is None and self._displace(turn):
                 continue
             if table is None:
-                self._stuck = (request, self._frees)
+                self._stuck = (request, self._members.frees)
                 self._admission.blocked()
                 return
             budget -= self._enter(request, table, prefix.tokens, budget, draft)
@@ -258,15 +229,7 @@ class Scheduler:
 
     def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: Draft) -> int:
         """Gives the first in line a slot and its first tokens; returns how many."""
-        self.waiting.pop()
-        capacity = len(table.blocks) * self.manager.block_size
-        slot = self.running.add(request, self._key(request), computed, capacity)
-        request.state, request.slot, request.table, request.confirmed = State.RUNNING, slot, table, computed
-        self._tenancy.started(request)
-        self._prefixes.started(request)
-        if request.wants_prompt_logprobs:
-            request.scores.clear()  # of an earlier time
-            self._scoring.add(slot)
+        self._members.enter(request, table, computed)
         self._admission.admitted()
         count = min(len(request.tokens) - computed, budget)
         draft.admitted_counts.append(count)
@@ -302,11 +265,11 @@ class Scheduler:
         """Its whole prompt has been computed."""
         if request.wants_prompt_logprobs:
             request.wants_prompt_logprobs = False
-            self._scoring.discard(request.slot)
+            self._members.scoring.discard(request.slot)
             outputs.add_prompt_logprobs(request)
             request.scores.clear()
         if not request.samples:
-            self._finish(request, "length", now, outputs)
+            self._members.finish(request, "length", now, outputs)
 
     def _accept(self, sampled: list[Request], result: StepResult, now: float, outputs: Outputs) -> None:
         """A new token each, of running requests or of such as were preempted after the step had begun."""
@@ -316,7 +279,7 @@ class Scheduler:
             if request.state is State.FINISHED:
                 continue
             if row in result.failed:
-                self._forget(request)
+                self._members.forget(request)
                 outputs.add_finished(request, "error", now, message=result.failed[row])
                 continue
             if scores is not None and request.params.logprobs is not None:
@@ -325,8 +288,8 @@ class Scheduler:
             known.append(token)
             ids.append(request.id)
             tokens.append(token)
-            if (token in request.stops or len(known) >= request.limit) and (reason := _ending(request)):
-                self._finish(request, reason, now, outputs, token if reason == "stop" else None)
+            if (token in request.stops or len(known) >= request.limit) and (reason := ending(request)):
+                self._members.finish(request, reason, now, outputs, token if reason == "stop" else None)
         self.counters.generation_tokens += len(ids) - before
 
 
@@ -350,14 +313,3 @@ def _note_start(request: Request, shared: int, now: float, counters: Counters, o
         counters.prefix_queries += request.prompt_length
         counters.prefix_hits += request.cached_tokens
     outputs.add_started(request)
-
-
-def _ending(request: Request) -> FinishReason | None:
-    """Why a request with output ends here, if it does. End tokens before `min_tokens` do not count, unless a grammar
-    left nothing else."""
-    params = request.params
-    if request.tokens[-1] in request.stops and (
-        request.output_length > params.min_tokens or params.grammar is not None
-    ):
-        return "stop"
-    return "length" if len(request.tokens) >= request.limit else None
