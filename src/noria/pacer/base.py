@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 @dataclass(slots=True, frozen=True)
@@ -113,3 +113,48 @@ class Predictor(Protocol):
             most: most of either that may be set. least: smallest batch that may be set.
         """
         ...
+
+
+class Learner(Predictor, Protocol):
+    """A predictor that learns from the steps that run."""
+
+    @property
+    def error(self) -> float | None:
+        """Median of |predicted - measured| / measured over steps of late, before each was learned from; None: too few
+        have run."""
+        ...
+
+    def learn(self, shape: StepShape, seconds: float) -> None:
+        """A step has taken so long, from the turn's beginning until its results were there."""
+        ...
+
+
+Who = Literal["learned", "rules", "most"]
+Threshold = Literal["device", "memory"]
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """What the pacer decided at one moment, and why. Plain data: msgspec encodes it as it is.
+
+    Attributes:
+        number: of the decision, since the engine's start. at: on the engine's clock. time: seconds, `time.time()`.
+        load: features. predictor: whose word counted; most: the most that may be set, as nobody is trusted yet.
+        prediction: its word. error: of the learned predictor (`Learner.error`). trusted: whether that one is.
+        before, after: sizes in force until then, and from then on.
+        reached: thresholds that the load is beyond, so that the batch does not grow.
+        reason: why the sizes are what they are, in a few words for people.
+    """
+
+    number: int
+    at: float
+    time: float
+    load: Load
+    predictor: Who
+    prediction: Prediction
+    error: float | None
+    trusted: bool
+    before: Sizes
+    after: Sizes
+    reached: tuple[Threshold, ...]
+    reason: str
