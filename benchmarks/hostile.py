@@ -35,7 +35,7 @@ from serving import free_port, noria_command, running
 
 HEALTH_SECONDS = 0.1
 MEMORY_SHARE = 0.05
-ATTACK_SECONDS = 120.0  # after which an attack that has no answer tells that
+ATTACK_SECONDS = 300.0  # after which an attack that has no answer tells that; a large request may wait and run for long
 CLIENTS = 8  # well-behaved ones
 WARM_REQUESTS = 400
 WARM_ROUNDS = 5  # of all well-behaved requests at once
@@ -106,6 +106,7 @@ async def warm(port: int, scene: Scene, good: Good) -> None:
     async with Wire(port) as wire:
         for path, body in (
             ("/tokenize", {"prompt": " ".join(map(str, range(100_000)))}),
+            ("/tokenize", {"prompt": " ".join(map(_word, range(20_000)))}),  # a tokeniser remembers some 10,000 words
             (COMPLETIONS, {"prompt": scene.ids(2000), "max_tokens": 2, "logprobs": 20, "echo": True}),
             (COMPLETIONS, {"prompt": [scene.ids(20), scene.ids(20)], "max_tokens": 8, "n": 128, "ignore_eos": True}),
         ):
@@ -125,6 +126,11 @@ async def warm(port: int, scene: Scene, good: Good) -> None:
             await one(count)
 
     await asyncio.gather(*(gated(scene.random.randrange(16, 400)) for _ in range(WARM_REQUESTS)))
+
+
+def _word(number: int) -> str:
+    """A word of its own for each number."""
+    return "".join(chr(97 + number // 26**place % 26) for place in range(4))
 
 
 async def attack(scene: Scene, seen: Mapping[str, Counter[str]], end: asyncio.Event) -> None:

@@ -278,3 +278,16 @@ def test_steps_over_the_limits() -> None:
 def test_changes_that_break_the_contract(change: dict[str, object], said: str) -> None:
     with pytest.raises(BackendError, match=said):
         slots_with_two().apply(plan(1, [], **change))
+
+
+def test_long_rows_leave_nothing_in_the_token_table_of_idle_slots() -> None:
+    slots = Slots(2, 4096, 16, 600)
+    narrow = slots.tokens.shape
+    slots.apply(plan(1, [], admitted=(admit(1, range(3000), range(200)),)))
+    slots.forget()
+    assert slots.tokens[1, :3000].tolist() == list(range(3000))  # not while it is in use
+    slots.apply(plan(2, [], released=int32(1)))
+    slots.forget()
+    assert slots.tokens.shape == narrow
+    slots.apply(plan(3, [], admitted=(admit(0, range(2000), range(200)),)))
+    assert slots.tokens[0, :2000].tolist() == list(range(2000))

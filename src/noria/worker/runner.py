@@ -49,7 +49,7 @@ class Runner:
             self._note_sampled()
             self._apply(plan)
             if not len(plan.slots):
-                self._matchers.grammars.forget()  # there is nothing else to do: rows have all ended
+                self._forget()
                 empty = np.empty(0, np.int32)
                 return StepResult(plan.step, empty, empty, timings=StepTimings(prepare=time.perf_counter() - began))
             prepared = prepare(plan, self._slots, self._limits)
@@ -64,6 +64,11 @@ class Runner:
         self._sampled.append(tokens)
         timings = StepTimings(ready - began, computed - ready, time.perf_counter() - computed)
         return StepResult(plan.step, prepared.sampled, tokens, logprobs, prompts, timings, failed)
+
+    def _forget(self) -> None:
+        """There is nothing else to do, and rows have all ended: what they have left is given back."""
+        self._matchers.grammars.forget()
+        self._slots.forget()
 
     def _note_sampled(self) -> None:
         """Brings the slots up to date with what has been sampled since they last were."""

@@ -50,6 +50,11 @@ class Slots:
         self.block_tables: Int32 = np.zeros((slots, -(-max_model_len // block_size)), np.int32)
         self._tokens: Int32 = np.zeros((slots, min(_FIRST_CAPACITY, max_model_len)), np.int32)
 
+    def forget(self) -> None:
+        """Gives back what long rows have left in the token table, if no slot is taken."""
+        if self._tokens.shape[1] > _FIRST_CAPACITY and not self.known.any():
+            self._tokens = np.zeros((len(self), _FIRST_CAPACITY), np.int32)
+
     def __len__(self) -> int:
         return len(self.known)
 
