@@ -100,7 +100,11 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         static_timeout: seconds that an incomplete static batch waits for more requests.
         in_flight_depth: steps planned ahead of their results; 1 is synchronous. None: 2 where many requests run, so
             that planning takes no time of its own, else 1, so that planning does not disturb short steps.
+        async_planning: False: no step is planned while another one is computed, as with `in_flight_depth` 1.
         max_preemptions: times that one request may be preempted before it is no longer chosen.
+        build_interval: seconds that an idle engine gathers arrivals for before its first step.
+        fusion: prefill chunks and decodes share a step; False: each step has one kind, in turns.
+        prefetch: what admission needs of a request is prepared while it waits; False: when it is admitted.
     """
 
     max_num_seqs: int = 256
@@ -110,13 +114,21 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     continuous: bool = True
     static_timeout: float = 0.1
     in_flight_depth: int | None = None
+    async_planning: bool = True
     max_preemptions: int = 8
+    build_interval: float = 0.0
+    fusion: bool = True
+    prefetch: bool = True
 
     def __post_init__(self) -> None:
         _in_range("--max-num-seqs", self.max_num_seqs, 1, 1024)
         _in_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, 65536)
         _in_range("--max-queued-requests", self.max_queued_requests, 1, 1_000_000)
         _in_range("in_flight_depth", self.in_flight_depth, 1, 2)
+        if self.in_flight_depth == 2 and not self.async_planning:
+            raise ConfigError("2 contradicts --no-enable-async-batch-building; leave one out", "in_flight_depth")
+        if not 0.0 <= self.build_interval <= 10.0:
+            raise ConfigError(f"must be in 0…10 seconds, got {self.build_interval}", "--batch-build-interval")
         if self.policy == "fair" and not self.continuous:
             raise ConfigError(
                 "fair needs requests that join at every step; leave --static-batching out", "--scheduling-policy"
@@ -234,6 +246,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pacer: PacerOptions = PacerOptions()
     device: DeviceOptions = DeviceOptions()
 
+    def __post_init__(self) -> None:
+        least, most = self.pacer.min_batch_size, self.scheduler.max_num_seqs
+        if least > most:
+            raise ConfigError(f"must be at most --max-num-seqs, which is {most}; got {least}", "--min-batch-size")
+
 
 # Every setting of an engine by the name of its flag: part of EngineOptions and field in it.
 ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
@@ -257,6 +274,10 @@ ENGINE_SETTINGS: dict[str, tuple[str, str]] = {
     "static_batching": ("scheduler", "continuous"),  # inverted
     "static_batch_timeout": ("scheduler", "static_timeout"),
     "in_flight_depth": ("scheduler", "in_flight_depth"),
+    "enable_async_batch_building": ("scheduler", "async_planning"),
+    "batch_build_interval": ("scheduler", "build_interval"),
+    "enable_batch_fusion": ("scheduler", "fusion"),
+    "enable_prefetch": ("scheduler", "prefetch"),
     "adaptive_batch_size": ("pacer", "enabled"),
     "batch_size_predictor": ("pacer", "predictor"),
     "min_batch_size": ("pacer", "min_batch_size"),
@@ -345,6 +366,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         cors_allow_origins: web pages that may call from a browser; `*`: all.
         ssl_ca_certs: clients must show a certificate of one of these authorities.
         trust_request_chat_template: a request may bring its own template.
+        metrics: requests are counted, and `/metrics` shows it.
     """
 
     host: str = "127.0.0.1"
@@ -367,8 +389,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_request_chat_template: bool = False
     tool_call_parser: CallParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error", "none"] = "info"
     log_format: Literal["text", "json"] = "text"
     drain_timeout: float = 30.0
     strict_fields: bool = False
     grammar_timeout: float = 10.0
+    metrics: bool = True

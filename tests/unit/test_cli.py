@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from noria.cli.common import SERVER_SETTINGS, read_config, server_options
+from noria.cli.common import SERVER_SETTINGS, server_options
 from noria.cli.flags import ENGINE_FLAGS, SERVER_FLAGS
 from noria.cli.main import COMMANDS, main
-from noria.cli.serve import serve_options
 from noria.config import ENGINE_SETTINGS, EngineOptions, engine_options
 from noria.errors import ConfigError
 
@@ -85,35 +82,6 @@ def test_bad_server_settings_are_named(settings: dict[str, Any], field: str) -> 
     with pytest.raises(ConfigError) as raised:
         server_options(settings)
     assert raised.value.field == field
-
-
-def test_a_file_holds_flags_and_flags_win(tmp_path: Path) -> None:
-    path = tmp_path / "noria.yaml"
-    path.write_text("model: from-file\nmax-num-seqs: 4\nblock_size: 32\napi-key: secret\nport: 9000\n")
-    name, engine, server = serve_options(path, {"max_num_seqs": 8})
-    assert (name, engine.scheduler.max_num_seqs, engine.cache.block_size) == ("from-file", 8, 32)
-    assert (server.api_keys, server.port) == (("sha256:" + sha256(b"secret").hexdigest(),), 9000)
-    assert serve_options(path, {"model": "given"})[0] == "given"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("max-num-seq: 4", "there is no setting 'max-num-seq'; did you mean max_num_seqs?"),
-        ("- a", "must hold `flag: value` lines"),
-        ("a: [", "not valid YAML"),
-    ],
-)
-def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "noria.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as raised:
-        read_config(path)
-    assert message in str(raised.value)
-    path.write_text("")
-    assert read_config(path) == {}
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_config(tmp_path / "nothing.yaml")
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,14 @@
-"""Settings from a file and from flags to options."""
+"""Settings to options."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from noria.config import ENGINE_SETTINGS, EngineOptions, ServerOptions, nearest, setting
+from noria.config import EngineOptions, ServerOptions, setting
 from noria.errors import ConfigError
 from noria.server.keys import hashed, make_keys
 from noria.server.listen import certificate
@@ -41,39 +40,12 @@ SERVER_SETTINGS: dict[str, str] = {
     "drain_timeout": "drain_timeout",
     "strict_fields": "strict_fields",
     "grammar_timeout": "grammar_timeout",
+    "enable_metrics": "metrics",
 }
 
 
 _SECRET = ("api_key", "ssl_keyfile_password")
 _SEVERAL = ("api_key", "cors_allow_origins")
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A YAML file whose keys are the names of flags, with dashes or underscores.
-
-    Raises:
-        ConfigError: the file cannot be read, is not a mapping, or has a key that is no flag (the nearest is named).
-    """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}", "--config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}", "--config") from None
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"{path} must hold `flag: value` lines, not a {type(content).__name__}", "--config")
-    known = ["model", *SERVER_SETTINGS, *ENGINE_SETTINGS]
-    settings: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{path}: there is no setting {key!r}{nearest(name, known)}", "--config")
-        settings[name] = value
-    return settings
 
 
 def server_options(settings: Mapping[str, Any]) -> ServerOptions:

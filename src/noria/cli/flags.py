@@ -52,11 +52,12 @@ SERVER_FLAGS = (
     Flag("trust_request_chat_template", bool, SERVER, "Whether a request may bring its own template (default no)."),
     Flag("tool_call_parser", str, SERVER, "hermes, llama3_json, mistral or json (default: as the template tells)."),
     Flag("reasoning_parser", str, SERVER, "deepseek_r1, qwen3, mistral or none (default: as the template tells)."),
-    Flag("log_level", str, SERVER, "debug, info, warning or error (default info)."),
+    Flag("log_level", str, SERVER, "debug, info, warning, error or none (default info)."),
     Flag("log_format", str, SERVER, "text, or json: one object per line (default text)."),
     Flag("drain_timeout", float, SERVER, "Seconds that running requests have to finish at the end (default 30)."),
     Flag("strict_fields", bool, SERVER, "Whether a field that is not known is refused (default no: it is ignored)."),
     Flag("grammar_timeout", float, SERVER, "Seconds that a schema or grammar may take to compile (default 10)."),
+    Flag("enable_metrics", bool, SERVER, "Whether requests are counted and /metrics shows it (default yes)."),
 )
 
 ENGINE_FLAGS = (
@@ -75,6 +76,10 @@ ENGINE_FLAGS = (
     ),
     Flag("static_batching", bool, BATCHING, "The baseline: a batch runs until its last request ends."),
     Flag("static_batch_timeout", float, BATCHING, "Seconds that an incomplete static batch waits (default 0.1)."),
+    Flag("batch_build_interval", float, BATCHING, "Seconds that an idle engine gathers arrivals (default 0)."),
+    Flag("enable_async_batch_building", bool, BATCHING, "Plan a step while another is computed (default yes)."),
+    Flag("enable_prefetch", bool, BATCHING, "Prepare requests for admission while they wait (default yes)."),
+    Flag("enable_batch_fusion", bool, BATCHING, "Prefill and decode in one step; else in turns (default yes)."),
     Flag("adaptive_batch_size", bool, PACER, "Whether batch size and token budget follow the load (default yes)."),
     Flag("batch_size_predictor", str, PACER, "learned: from this machine's own steps; or rules (default learned)."),
     Flag("slo_ttft_ms", float, PACER, "Objective: milliseconds to the first token (default: none)."),

@@ -7,29 +7,26 @@ from typing import Annotated, Any
 
 import typer
 
-from noria.cli.common import SERVER_SETTINGS, read_config, server_options
 from noria.cli.flags import ENGINE_FLAGS, MODEL, SERVER, SERVER_FLAGS, with_flags
-from noria.config import EngineOptions, ServerOptions, engine_options
+from noria.cli.resolve import blaming, options_of, resolve
 from noria.errors import ConfigError
 
-_MODEL = "What to serve: a short name (smollm2), a repository id, a directory, or a GGUF file."
-_CONFIG = "YAML file whose keys are the names of these flags; flags override it."
+MODEL_HELP = "What to serve: a short name (smollm2), a repository id, a directory, or a GGUF file."
+CONFIG_HELP = "YAML file of these flags' names, or of sections (`noria config schema`). Later files and flags win."
 
 
 @with_flags((*SERVER_FLAGS, *ENGINE_FLAGS))
 def serve(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)] = None,
     model_flag: Annotated[
         str | None, typer.Option("--model", help="The same as the argument MODEL.", rich_help_panel=MODEL)
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help=_CONFIG, rich_help_panel=SERVER)] = None,
+    config: Annotated[list[Path] | None, typer.Option("--config", help=CONFIG_HELP, rich_help_panel=SERVER)] = None,
     **flags: Any,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
-    if model and model_flag and model != model_flag:
-        raise ConfigError(f"MODEL is {model!r} and --model is {model_flag!r}; leave one out", "--model")
-    named = {"model": model or model_flag} if model or model_flag else {}
-    name, engine, server = serve_options(config, named | flags)
+    settings = resolve(config or (), model_of(model, model_flag) | flags)
+    name, engine, server = options_of(settings)
 
     from noria.frontend.locate import find_model
     from noria.observe.logging import setup_logging
@@ -37,16 +34,12 @@ def serve(
     from noria.server.listen import listening
 
     setup_logging(server.log_level, server.log_format)
-    with listening(server) as listener:  # first: a port in use should not cost a model's loading
+    with blaming(settings), listening(server) as listener:  # first: a port in use should not cost a model's loading
         launch(find_model(name), name, engine, server, listener)
 
 
-def serve_options(config: Path | None, flags: dict[str, Any]) -> tuple[str, EngineOptions, ServerOptions]:
-    """Model and options from a file and flags, which win. Raises ConfigError that names the flag."""
-    settings = (read_config(config) if config is not None else {}) | flags
-    model = settings.pop("model", None)
-    if not isinstance(model, str) or not model:
-        raise ConfigError("which model? For example: noria serve smollm2")
-    server = {name: value for name, value in settings.items() if name in SERVER_SETTINGS}
-    engine = {name: value for name, value in settings.items() if name not in SERVER_SETTINGS}
-    return model, engine_options(model, **engine), server_options(server)
+def model_of(argument: str | None, flag: str | None) -> dict[str, str]:
+    """The setting that MODEL or --model gives. Raises ConfigError if they differ."""
+    if argument and flag and argument != flag:
+        raise ConfigError(f"MODEL is {argument!r} and --model is {flag!r}; leave one out", "--model")
+    return {"model": name} if (name := argument or flag) else {}

@@ -13,20 +13,22 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
-Level = Literal["debug", "info", "warning", "error"]
+Level = Literal["debug", "info", "warning", "error", "none"]
 Form = Literal["text", "json"]
+_NOTHING = logging.CRITICAL + 1
 _LEVEL, _FORM = "NORIA_LOG_LEVEL", "NORIA_LOG_FORMAT"
 
 
 def setup_logging(level: Level = "info", form: Form = "text") -> None:
-    """Sends the logs of Noria and of its HTTP server to standard error. May be called again."""
+    """Sends the logs of Noria and of its HTTP server to standard error; none: nowhere. May be called again."""
+    lowest = _NOTHING if level == "none" else getattr(logging, level.upper())
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     for name, least in (("noria", logging.NOTSET), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-        logger.setLevel(max(getattr(logging, level.upper()), least))
+        logger.setLevel(max(lowest, least))
 
 
 def logging_environment(level: Level, form: Form) -> dict[str, str]:

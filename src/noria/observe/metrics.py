@@ -193,6 +193,28 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class Uncounted(Metrics):
+    """Metrics of a server that is to count nothing: only what the engine said last is kept, which others need."""
+
+    def submitted(self, n: int) -> None:
+        pass
+
+    def accepted(self) -> None:
+        pass
+
+    def refused(self, status: int) -> None:
+        pass
+
+    def first_token(self, seconds: float, prompt_tokens: int) -> None:
+        pass
+
+    def step(self, tokens: int, gaps: Mapping[float, int], stats: EngineStats) -> None:
+        self.stats = stats
+
+    def finished(self, record: RequestRecord) -> None:
+        pass
+
+
 class _EngineCollector(Collector):
     """Reads the engine's latest statistics at each scrape."""
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import noria
+from noria.errors import NotFoundError
 from noria.observe.metrics import CONTENT_TYPE
 from noria.server.http import json_response
 from noria.server.openapi import document
@@ -107,6 +108,8 @@ async def ready(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """`GET /metrics`, for Prometheus."""
     state: ServerState = request.app.state.noria
+    if not state.options.metrics:
+        raise NotFoundError("this server was started without metrics (--no-enable-metrics)")
     await state.client.refresh_stats()
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
