@@ -103,9 +103,10 @@ class _Reader:
     def _section(self, node: yaml.Node, prefix: str) -> Iterator[Entry]:
         section = prefix.rstrip(".")
         if not isinstance(node, yaml.MappingNode):
+            kind = "list" if isinstance(node, yaml.SequenceNode) else "single value"
             if not section:
-                raise ConfigError(f"{self._path} must hold `key: value` lines, not a {node.id}", "--config")
-            raise ConfigError(f"must hold keys of its own, not a {node.id}", f"{self._place(node)}: {section}")
+                raise ConfigError(f"{self._path} must hold `key: value` lines, not a {kind}", "--config")
+            raise ConfigError(f"must hold keys of its own, not a {kind}", f"{self._place(node)}: {section}")
         self._refuse_repeated(node, prefix)
         self._loader.flatten_mapping(node)
         for key, value in node.value:
