@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from plot import Series, lines
-
+from noria.bench.charts import Series, lines
 from noria.bench.report import machine
 from noria.bench.steps import Phase, StepBench
 from noria.cli.common import engine_options, positive_numbers

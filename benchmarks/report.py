@@ -15,8 +15,8 @@ from typing import Any
 import growth
 import shapes
 from demands import Facts, Verdict, verdicts
-from plot import Bar, bars
 
+from noria.bench.charts import Bar, bars
 from peers import table
 
 PRESETS = {

@@ -18,7 +18,7 @@ from helpers.tiny_models import write_checkpoint
 from noria.bench.http import Record
 from noria.bench.report import summarise
 from noria.bench.workloads import make_requests, presets
-from noria.cli.bench import _lengths, _spec
+from noria.cli.bench_common import make_spec, parse_lengths
 from noria.files.resolve import resolve
 from noria.frontend.tokenizer import load_tokenizer
 from noria.models.loaders import open_checkpoint
@@ -223,11 +223,11 @@ def test_the_load_generator_draws_the_same_requests(place: Place) -> None:
         changes = {
             "requests": int(given["--num-requests"]),
             "concurrency": int(given["--concurrency"]),
-            "input": _lengths(given["--input-len"], "--input-len"),
-            "output": _lengths(given["--output-len"], "--output-len"),
+            "input": parse_lengths(given["--input-len"], "--input-len"),
+            "output": parse_lengths(given["--output-len"], "--output-len"),
             "shared": int(given["--shared-len"]),
         }
-        spec = _spec(given["--preset"], changes)
+        spec = make_spec(given["--preset"], changes)
         tokenizer = load_tokenizer(place.files)
         drawn = make_requests(spec, tokenizer, int(given["--seed"]), "text", Path(given["--dataset"]))
         assert tuple(drawn) == load.requests

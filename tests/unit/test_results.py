@@ -16,8 +16,8 @@ import pytest
 import report
 import shapes
 from demands import Facts, Verdict, verdicts
-from plot import Bar, Series, bars, lines
 
+from noria.bench.charts import Bar, Series, bars, lines
 from noria.bench.steps import Phase
 from peers.base import Unavailable
 from peers.perplexity import FIRST, LENGTH, Book, perplexity

@@ -5,14 +5,70 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from noria.bench.http import Record
 from noria.bench.workloads import BenchRequest
 from noria.engine.core import EngineCore
-from noria.messages import StepOutputs, Submit
+from noria.messages import EngineStats, StepOutputs, Submit
 from noria.params import SamplingParams
+
+_SAMPLED = 0.01  # seconds between two samples, at least
+_PAUSE = 0.001  # longest sleep while nothing is to be computed
+
+
+class Clock(Protocol):
+    """Seconds that never go back, and a way to let them pass."""
+
+    def now(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class WallClock:
+    """The machine's."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An engine at one moment of a run. `batch`, `budget`: most running requests, most tokens of a step."""
+
+    at: float
+    running: int
+    waiting: int
+    batch: int
+    budget: int
+
+
+class Sampler:
+    """Keeps the state of an engine over time, often enough for a chart."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._most = core.info.max_num_seqs, core.info.max_num_batched_tokens
+        self.samples: list[Sample] = []
+
+    def take(self, now: float, stats: EngineStats) -> None:
+        """Keeps what a step said unless the last sample is recent."""
+        if not self.samples or now >= self.samples[-1].at + _SAMPLED:
+            self.samples.append(Sample(now, stats.running, stats.waiting, *self._most))
+
+
+def sizes(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Least, median and most of what was allowed and of what ran."""
+    found = {}
+    for name in ("batch", "budget", "running", "waiting"):
+        values = [getattr(sample, name) for sample in samples]
+        found[name] = {"least": min(values), "median": float(np.median(values)), "most": max(values)}
+    return found
 
 
 def run_offline(
@@ -20,13 +76,17 @@ def run_offline(
     requests: Sequence[BenchRequest],
     concurrency: int | None,
     on_done: Callable[[Record], None] = lambda _: None,
+    sampler: Sampler | None = None,
+    clock: Clock | None = None,
 ) -> list[Record]:
     """Greedy, exact output lengths. Returns the records in the order of `requests`.
 
     Args:
         concurrency: requests submitted at a time (closed loop); None submits each at its own time `at`.
+        sampler: is shown what each step says.
+        clock: None: the machine's.
     """
-    run = _Run(core, requests, concurrency, on_done)
+    run = _Run(core, requests, concurrency, on_done, sampler, clock or WallClock())
     while not run.finished:
         run.submit_due()
         outputs = core.step() if core.has_work else None
@@ -44,12 +104,16 @@ class _Run:
         requests: Sequence[BenchRequest],
         concurrency: int | None,
         on_done: Callable[[Record], None],
+        sampler: Sampler | None,
+        clock: Clock,
     ) -> None:
         self._core = core
         self._requests = requests
         self._concurrency = concurrency
         self._on_done = on_done
-        self._start = time.perf_counter()
+        self._sampler = sampler
+        self._clock = clock
+        self._start = clock.now()
         self._waiting = deque(range(len(requests)))
         self._live = 0
         self.records: dict[int, Record] = {}
@@ -59,18 +123,20 @@ class _Run:
         return not self._waiting and self._live == 0
 
     def submit_due(self) -> None:
-        """Submits what the loop's rule allows now."""
+        """Submits what the loop's rule allows now. In an open loop a request counts from the time at which it is due,
+        also where a step held it up."""
         while self._waiting:
             item = self._requests[self._waiting[0]]
-            now = time.perf_counter()
+            start = self._clock.now()
             if self._concurrency is None:
-                if now - self._start < item.at:
+                if start - self._start < item.at:
                     return
+                start = self._start + item.at
             elif self._live >= self._concurrency:
                 return
             index = self._waiting.popleft()
             self._live += 1
-            self.records[index] = Record(start=now, prompt_tokens=len(item.prompt_ids))
+            self.records[index] = Record(start=start, prompt_tokens=len(item.prompt_ids))
             params = SamplingParams(temperature=0.0, max_tokens=item.output_tokens, ignore_eos=True, seed=0)
             ids = np.asarray(item.prompt_ids, dtype="<i4").tobytes()
             self._core.handle(Submit(request_id=index, prompt_ids=ids, params=params, group=index, arrival=time.time()))
@@ -78,13 +144,15 @@ class _Run:
     def wait(self) -> None:
         """Sleeps while there is nothing to compute (the next arrival is not due, or a static batch fills), at most a
         millisecond. A step that yields no token, such as a part of a prompt, is followed by the next at once."""
-        pause = self._core.idle_seconds if self._core.has_work else 0.001
+        pause = self._core.idle_seconds if self._core.has_work else _PAUSE
         if pause > 0:
-            time.sleep(min(pause, 0.001))
+            self._clock.sleep(min(pause, _PAUSE))
 
     def take(self, outputs: StepOutputs) -> None:
         """Books the tokens and ends of a step."""
-        now = time.perf_counter()
+        now = self._clock.now()
+        if self._sampler is not None:
+            self._sampler.take(now, outputs.stats)
         ids = np.frombuffer(outputs.request_ids, "<i8").tolist()
         for index, count in zip(ids, np.frombuffer(outputs.counts, "<i4").tolist(), strict=True):
             self.records[index].chunks.append(now)

@@ -141,8 +141,16 @@ def print_summary(title: str, summary: dict[str, Any]) -> None:
         f"{summary['completed']} of {summary['requests']} completed in {summary['wall_s']:,.1f} s"
         + (f" · goodput {goodput:,.2f} requests/s" if goodput is not None else "")
     )
+    if sizes := summary.get("sizes"):
+        console.print(f"{_range(sizes['batch'])} running at most · {_range(sizes['budget'])} tokens a step at most")
     for message, count in summary["errors"].items():
         console.print(f"[red]{count} × {escape(message)}[/]", highlight=False)
+
+
+def _range(values: dict[str, float]) -> str:
+    if values["least"] == values["most"]:
+        return f"{values['most']:,.0f}"
+    return f"{values['least']:,.0f} … {values['most']:,.0f} (median {values['median']:,.0f})"
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from noria.cli.bench_common import (
+    CacheDtype,
+    Dtype,
+    HtmlPath,
+    JsonPath,
+    Model,
+    Quantization,
+    Threads,
+    write_figures,
+    write_html,
+)
 from noria.cli.common import engine_options, positive_numbers
 from noria.errors import ConfigError
 
@@ -14,22 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from noria.bench.limits import MachineLimits
+    from noria.bench.page import Part
     from noria.bench.products import ProductTime
     from noria.bench.roofline import PhaseReport
     from noria.bench.steps import Phase, StepBench
 
-Model = Annotated[str, typer.Option("--model", help="Short name, repository id, directory or GGUF file.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="auto, f32 or bf16.")]
-Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.")]
-CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, f32, bf16 or int8.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Compute threads (default: one per physical core).")]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.0, help="About how long each step is measured.")]
 Pin = Annotated[
     bool,
     typer.Option("--pin/--no-pin", help="Hold each compute thread to a processor of its own while a step is measured."),
-]
-JsonPath = Annotated[
-    Path | None, typer.Option("--json", help="Write the figures to this file (- for standard output).")
 ]
 _BUDGET = 1024  # tokens of a prefill step, as the engine's default is
 _MOST_SEQS = 256  # that decode at once, as the engine's default is
@@ -57,12 +60,14 @@ def roofline(
     pin: Pin = False,
     limits_only: Annotated[bool, typer.Option("--limits-only", help="Measure the machine and no model.")] = False,
     json: JsonPath = None,
+    html: HtmlPath = None,
 ) -> None:
     """Measure the machine's limits and what share of them a model's steps reach, op by op."""
     from noria.bench.limits import measure_limits
     from noria.bench.tables import make_console, print_limits, print_phase
 
     phases = [] if limits_only else _phases(preset, batch, context, chunk)
+    reports: list[PhaseReport] = []
     limits = measure_limits(_threads(threads))
     console = None if str(json) == "-" else make_console()
     if console:
@@ -73,13 +78,14 @@ def roofline(
         found["model"] = _describe(model, bench)
         if console:
             console.print(f"{model}: {bench.schemes}, {bench.cache_layout.dtype} cache", highlight=False)
-        reports = []
         for phase in phases:
             reports.append(_measure(bench, phase, limits, seconds, pin))
             if console:
                 print_phase(console, reports[-1])
         found["phases"] = [one.as_json() for one in reports]
-    _write(json, found)
+    if html is not None:
+        write_html(html, "Roofline", _machine_parts(limits, found.get("model"), reports))
+    write_figures(json, found)
 
 
 def kernels(
@@ -102,6 +108,7 @@ def kernels(
     seconds: Seconds = 0.5,
     pin: Pin = True,
     json: JsonPath = None,
+    html: HtmlPath = None,
 ) -> None:
     """Measure every op at a model's shapes, and the products by themselves, beside oneDNN where PyTorch brings it."""
     from noria.bench.limits import measure_limits, pinned_threads
@@ -131,7 +138,22 @@ def kernels(
     found |= {"products": [one.as_json() for one in times], "onednn": onednn.version if onednn else None}
     if str(json) != "-":
         _print_kernels(make_console(), limits, reports, times, found["onednn"])
-    _write(json, found)
+    if html is not None:
+        from noria.bench.machine_page import products_parts
+
+        parts = [*_machine_parts(limits, found.get("model"), reports), *products_parts(times, found["onednn"])]
+        write_html(html, "Kernels", parts)
+    write_figures(json, found)
+
+
+def _machine_parts(limits: MachineLimits, model: dict[str, Any] | None, reports: list[PhaseReport]) -> list[Part]:
+    """What a page shows of the limits, and of a model's steps beside them if there is one."""
+    from noria.bench.machine_page import limits_parts, phases_parts
+
+    if model is None:
+        return list(limits_parts(limits))
+    about = f"{model['model']}: {model['weights']}, {model['cache']} cache, ISA level {model['isa']}"
+    return [*limits_parts(limits), *phases_parts(about, reports)]
 
 
 def _print_kernels(
@@ -250,10 +272,3 @@ def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: flo
     stored_rate = read_rate(bench.backend.threads, working_set(works.values()))
     with pinned_threads(bench.backend.pool if pin else None):
         return report(phase, works, bench.measure(phase, seconds), limits, stored_rate)
-
-
-def _write(path: Path | None, found: dict[str, Any]) -> None:
-    if path is not None:
-        from noria.bench.report import machine, write_json
-
-        write_json(path, {"machine": machine(), **found})
