@@ -1,0 +1,277 @@
+"""What a step takes on this machine, learned from the steps that have run.
+
+A step's time is modelled as level × θ·x(shape). θ, never negative, says what each feature costs; the features grow with
+the shape, so that a larger step is never predicted to be quicker and what has not run yet is extrapolated sanely. θ is
+fitted by recursive least squares with forgetting, on relative errors (steps take from 2 ms to 300 ms), which a running
+scale clips (Huber), so that a page fault teaches little. What a feature has taught is forgotten only while the feature
+is taught anew: hours of decoding do not forget what prefill costs. What no step has taught yet is taken from a typical
+profile, stretched to the steps seen. The level is the mood of the machine: it follows within a dozen steps when a
+neighbour takes half of the processor, and leaves θ alone.
+
+Knows shapes and seconds; no clock, no engine.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noria.pacer.base import StepShape
+
+Floats = NDArray[np.float64]
+
+_COLUMNS = 5  # of a shape: decode rows and context, prefill rows, tokens and context
+FEATURES = 8
+_BLOCK_SECONDS = 0.25  # steps are taken in together when they took so long in all, or ...
+_BLOCK_STEPS = 128  # ... are so many, so that 400 steps a second cost no more than a few
+_WARM_UP = 32  # steps whose errors say more of the model than of the machine: they are not clipped, and set no level
+_MEMORY = 0.998  # per step: what is left of what a feature has taught
+_LEVEL_RATE = 0.3  # per step: share of an error that the level takes over
+_LEVEL_FADE = 0.001  # per step: share of the level that θ has to take over
+_SCALE_RATE = 0.05  # per step, of the running scale of errors
+_LEAST_SCALE = 0.02
+_STRETCH_RATE = 0.05  # per step, of the profile's stretch
+_CLIP = 2.0  # errors beyond so many scales count as if they were as large
+_MOST_LEVEL = math.log(16.0)
+_FAR = 4.0  # a step is weighted by what it was expected to take, within this factor of what it took
+_REMEMBERED = 256  # errors
+_LEAST_STEPS = 64  # before the model is trusted
+_LEAST_ALIKE = 8  # steps of a size, that it counts as seen
+_LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in
+_GOOD, _BAD = 0.25, 0.4  # median error below which the model becomes trusted, above which it ceases to be
+_LONGEST = 3600.0  # seconds; no step takes longer
+# Seconds per feature: a least-squares fit to a model of 135M parameters on two cores, for batches of 1 to 256 and
+# contexts of 128 to 8192 tokens, all within 10 %. Only the proportions matter.
+_PROFILE = np.array((2.3, 0.75, 1.2, 5.2, 9.2, 0.4, 10.0, 2.0)) * 1e-3
+# What it is believed for: each shape as much as one step.
+_TYPICAL = np.array(
+    (
+        (1, 256, 0, 0, 0),
+        (4, 4096, 0, 0, 0),
+        (16, 4096, 0, 0, 0),
+        (64, 16384, 0, 0, 0),
+        (256, 65536, 0, 0, 0),
+        (0, 0, 1, 128, 8192),
+        (32, 8192, 2, 256, 16384),
+        (0, 0, 4, 1024, 131072),
+    ),
+    np.float64,
+)
+
+
+class Fit(NamedTuple):
+    """What a model has learned, to be stored and taken up again (`StepTimeModel.fit`)."""
+
+    theta: list[float]  # [FEATURES] seconds
+    information: list[list[float]]  # [FEATURES, FEATURES]
+    stretch: float
+    sizes: list[int]  # [17] steps seen by power of two of their tokens
+    steps: int
+
+
+class StepTimeModel:
+    """Learns one machine's step times for one model. See the module.
+
+    Args:
+        fit: what an earlier model has learned; taken with a small part of its certainty, as the machine may have
+            another day.
+    """
+
+    def __init__(self, fit: Fit | None = None) -> None:
+        self.steps = 0
+        self._theta = np.zeros(FEATURES)
+        self._information = np.zeros((FEATURES, FEATURES))
+        self._rest = np.zeros(FEATURES)  # gradient at θ: what the bounds leave
+        self._stretch = 0.0  # of the profile to the steps seen, at level 1; natural logarithm
+        self._level = 0.0  # natural logarithm
+        self._scale = 0.3  # mean absolute logarithm of taken / predicted
+        self._sizes = np.zeros(17, np.int64)
+        self._errors = np.zeros(_REMEMBERED)  # ring: logarithms of taken / predicted, as they were before learning
+        self._erred = 0
+        self._trusted = False
+        self._pending: list[tuple[int, int, int, int, int, float]] = []
+        self._pending_seconds = 0.0
+        if fit is not None:
+            self._take_up(fit)
+
+    def _take_up(self, fit: Fit) -> None:
+        self.steps = fit.steps
+        self._theta = np.array(fit.theta)
+        # Worth a few dozen steps, whatever it was: a different day on the machine is followed quickly.
+        self._information = np.array(fit.information) * min(1.0, _WARM_UP * (1.0 - _MEMORY))
+        self._stretch = fit.stretch
+        self._sizes = np.array(fit.sizes, np.int64)
+
+    @property
+    def fit(self) -> Fit:
+        """What it has learned so far."""
+        self.settle()
+        factor = math.exp(self._level)
+        return Fit(
+            (factor * self._theta).tolist(),
+            (self._information / factor**2).tolist(),  # of rows divided by seconds, squared
+            self._stretch + self._level,
+            self._sizes.tolist(),
+            self.steps,
+        )
+
+    @property
+    def error(self) -> float:
+        """Median absolute relative error of predictions made before the step ran, over the last few hundred steps;
+        infinite before the first."""
+        if not self._erred:
+            return math.inf
+        return float(np.median(np.abs(np.expm1(self._errors[: self._erred]))))
+
+    @property
+    def trusted(self) -> bool:
+        """Whether enough steps of enough different sizes were seen, and are predicted well. What was trusted stays so
+        until its error is clearly too large."""
+        seen = self.steps >= _LEAST_STEPS and int((self._sizes >= _LEAST_ALIKE).sum()) >= _LEAST_SIZES
+        self._trusted = seen and self._erred >= _WARM_UP and self.error <= (_BAD if self._trusted else _GOOD)
+        return self._trusted
+
+    def within(self, percent: float) -> float:
+        """Factor on a prediction that `percent` percent of the steps of late kept within; 1 while unknown."""
+        return float(np.exp(np.percentile(self._errors[: self._erred], percent))) if self._erred else 1.0
+
+    def learn(self, shape: StepShape, seconds: float) -> None:
+        """A step has taken so long. What cannot be a step's time is left out."""
+        if not 0.0 < seconds < _LONGEST:
+            return
+        self._pending.append(
+            (
+                shape.decode_rows,
+                shape.decode_context,
+                shape.prefill_rows,
+                shape.prefill_tokens,
+                shape.prefill_context,
+                seconds,
+            )
+        )
+        self._pending_seconds += seconds
+        if self._pending_seconds >= _BLOCK_SECONDS or len(self._pending) >= _BLOCK_STEPS:
+            self.settle()
+
+    def seconds(self, shape: StepShape) -> float | None:
+        """What a step of this shape will take; None while no step has been seen."""
+        if not self.steps:
+            return None
+        columns = np.array(
+            (
+                shape.decode_rows,
+                shape.decode_context,
+                shape.prefill_rows,
+                shape.prefill_tokens,
+                shape.prefill_context,
+            ),
+            np.float64,
+        )
+        return float(self.predict(columns))
+
+    def predict(self, columns: Floats) -> Floats:
+        """What steps will take: [...] seconds for [..., 5] decode rows, decode context, prefill rows, prefill tokens,
+        prefill context, which need not be whole numbers. Zero while no step has been seen."""
+        return np.exp(self._level) * (features(columns) @ self._theta)
+
+    def settle(self) -> None:
+        """Takes in the steps that are pending. Happens by itself, a few times a second."""
+        if not self._pending:
+            return
+        block = np.array(self._pending, np.float64)  # [steps, columns and seconds]
+        self._pending.clear()
+        self._pending_seconds = 0.0
+        x, taken = features(block[:, :_COLUMNS]), block[:, _COLUMNS]
+        predicted = np.exp(self._level) * (x @ self._theta)
+        errors = np.log(taken / np.maximum(predicted, 1e-9))  # [steps]
+        if self.steps:
+            self._note(errors)
+        weights = self._judge(errors)
+        self._fit(x, taken * math.exp(-self._level), weights)
+        self.steps += len(taken)
+        tokens = block[:, 0] + block[:, 3]
+        np.add.at(self._sizes, np.log2(np.clip(tokens, 1.0, 65536.0)).astype(np.int64), 1)
+
+    def _note(self, errors: Floats) -> None:
+        """Keeps errors of predictions, and moves level and scale on."""
+        self._errors = np.concatenate((errors[::-1], self._errors))[:_REMEMBERED]
+        self._erred = min(_REMEMBERED, self._erred + len(errors))
+        if self.steps < _WARM_UP:
+            return
+        clip = 3.0 * self._scale
+        self._level *= (1.0 - _LEVEL_FADE) ** len(errors)
+        most = len(errors) * _LEVEL_RATE * clip  # what as many steps could do one by one
+        moved = (1.0 - (1.0 - _LEVEL_RATE) ** len(errors)) * float(np.median(errors))
+        self._level += min(max(moved, -most), most)
+        self._level = min(max(self._level, -_MOST_LEVEL), _MOST_LEVEL)
+        mean = float(np.minimum(np.abs(errors), clip).mean())
+        self._scale += (1.0 - (1.0 - _SCALE_RATE) ** len(errors)) * (mean - self._scale)
+        self._scale = max(self._scale, _LEAST_SCALE)
+
+    def _judge(self, errors: Floats) -> Floats:
+        """[steps] weight of each error: 1, or less beyond the clip."""
+        if self.steps < _WARM_UP:
+            return np.ones(len(errors))
+        return np.minimum(1.0, _CLIP * self._scale / np.maximum(np.abs(errors), 1e-9))
+
+    def _fit(self, x: Floats, taken: Floats, weights: Floats) -> None:
+        """Recursive least squares over a block, with θ kept from being negative. `taken`: at level 1."""
+        stretch = float(np.median(np.log(taken / (x @ _PROFILE))))
+        self._stretch += max(1.0 / (1 + self.steps), 1.0 - (1.0 - _STRETCH_RATE) ** len(taken)) * (
+            stretch - self._stretch
+        )
+        reference = np.clip(x @ self._theta, taken / _FAR, taken * _FAR)
+        rows = x / reference[:, None]
+        residuals = taken / reference - rows @ self._theta
+        # A feature's information fades as often as the feature was there; that of pairs as the mean of both.
+        fade = np.power(_MEMORY, 0.5 * np.count_nonzero(x, axis=0))
+        weighted = rows * weights[:, None]
+        self._information *= np.multiply.outer(fade, fade)
+        self._information += weighted.T @ rows
+        self._rest = fade * self._rest + weighted.T @ residuals
+        self._solve()
+
+    def _solve(self) -> None:
+        """Moves θ to the least squares, the profile's belief included; what would become negative is left out."""
+        stretch = math.exp(self._stretch)
+        belief = _BELIEF / stretch**2
+        information = self._information + belief
+        wanted = information @ self._theta + self._rest + belief @ (stretch * _PROFILE - self._theta)
+        theta, kept = np.zeros(FEATURES), np.arange(FEATURES)
+        while len(kept):
+            found = np.linalg.solve(information[np.ix_(kept, kept)], wanted[kept])
+            if (found >= 0.0).all():
+                theta[kept] = found
+                break
+            kept = kept[found > 0.0]
+        self._rest -= self._information @ (theta - self._theta)
+        self._theta = theta
+
+
+def features(columns: Floats) -> Floats:
+    """[..., FEATURES] of [..., 5] shapes, each of a size about 1 for a common step, none falling as a step grows.
+
+    Products of matrices take up rows in tiles of 16 and cost hardly less below, as reading the weights takes as long:
+    the first 16 tokens have a cost of their own. Past some 64 a step is bound by arithmetic rather than memory, and a
+    further token costs more. Rows that are sampled from cost the product with the vocabulary, contexts the attention.
+    """
+    decode, decode_context, prefill_rows, prefill, prefill_context = (columns[..., i] for i in range(_COLUMNS))
+    tokens = decode + prefill
+    made = np.empty((*columns.shape[:-1], FEATURES))
+    made[..., 0] = 1.0
+    made[..., 1] = np.minimum(tokens, 16.0) / 16.0
+    made[..., 2] = np.maximum(tokens - 64.0, 0.0) / 64.0
+    made[..., 3] = decode / 64.0
+    made[..., 4] = decode_context / 16384.0
+    made[..., 5] = prefill_rows / 4.0
+    made[..., 6] = prefill / 128.0
+    made[..., 7] = prefill_context / 32768.0
+    return made
+
+
+_TYPICAL_ROWS = features(_TYPICAL) / (features(_TYPICAL) @ _PROFILE)[:, None]
+# Information of the profile where it is stretched by 1; the diagonal keeps it solvable.
+_BELIEF = _TYPICAL_ROWS.T @ _TYPICAL_ROWS + np.diag(np.full(FEATURES, 1e-3))
