@@ -18,6 +18,7 @@ NoriaError
     ├── TooLargeError            413
     ├── QueueFullError           429, with seconds to wait
     ├── RateLimitError           429, with seconds to wait
+    ├── OverloadedError          429: it would miss an objective of the server; with seconds to wait
     └── UnavailableError         503, with seconds to wait
 """
 
@@ -130,6 +131,13 @@ class QueueFullError(RequestError):
 
 class RateLimitError(RequestError):
     """429: an API key has used up what it may use in a minute."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class OverloadedError(RequestError):
+    """429: the server has so much to do that the answer would miss its objective (`--admission slo`)."""
 
     status = 429
     type = "rate_limit_error"

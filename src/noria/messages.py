@@ -16,6 +16,7 @@ import msgspec
 from noria.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Shed = Literal["door", "queue"]
 
 
 @cache
@@ -53,6 +54,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
         arrival: seconds, `time.time()`.
         tenant: whom it is for: the name of an API key, or "". Those of one tenant share what the fair policy gives it.
         share: the tenant's weight under the fair policy, above 0.
+        waited: seconds since the user's request came in, when this was sent.
+        sheddable: it may be refused for an objective that it cannot meet, until it begins to run (`--admission slo`).
     """
 
     request_id: int
@@ -67,6 +70,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", kw_only
     arrival: float = 0.0
     tenant: str = ""
     share: float = 1.0
+    waited: float = 0.0
+    sheddable: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -139,7 +144,9 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The one end of a request. `error`: it asks for what the engine cannot do, such as to follow its grammar any
     further; faults of its own end the engine. `stop_id`: the token that ended it (the last one in `tokens`).
-    Times are seconds since arrival at the engine; `cached_tokens`: prompt tokens taken from the prefix cache."""
+    Times are seconds since arrival at the engine; `cached_tokens`: prompt tokens taken from the prefix cache.
+    `shed`: it was refused, as it came or while it waited, because it would miss an objective; `message` says which,
+    `retry_after` when to come again."""
 
     request_id: int
     reason: FinishReason
@@ -148,6 +155,16 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int = 0
     preemptions: int = 0
     queued_seconds: float = 0.0
+    shed: Shed | None = None
+    retry_after: float = 0.0
+
+
+class Outlook(msgspec.Struct, frozen=True, array_like=True):
+    """What a request would find that comes now: seconds until the first token of the shortest prompt, at the
+    percentile, and what they may be at most. 0: unknown, no objective, or not the same for all."""
+
+    first_token: float = 0.0
+    objective: float = 0.0
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -167,6 +184,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prefix_hits_total: int = 0  # of those, found
     step_seconds_total: float = 0.0
     plan_seconds_total: float = 0.0
+    outlook: Outlook = Outlook()
 
 
 class LogProbs(msgspec.Struct, frozen=True, array_like=True):

@@ -1,8 +1,9 @@
 """A whole server without a model: a byte-level tokeniser, an engine core that recites, and what connects them.
 
 The core answers every prompt with TEXT, one byte a step and choice, starting at the choice's index; a prompt that
-contains "brief" gets an end token after five bytes, one that contains "poison" makes the core report an error. What a
-core's `scripts` say of a prompt goes before TEXT.
+contains "brief" gets an end token after five bytes, one that contains "poison" makes the core report an error. One that
+may be shed is, as it comes if it contains "hurry", at its third step if it contains "patient". What a core's `scripts`
+say of a prompt goes before TEXT.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import uvicorn
@@ -32,6 +33,8 @@ from noria.messages import (
     EngineStats,
     Finished,
     LogProbs,
+    Outlook,
+    Shed,
     Started,
     StepOutputs,
     Submit,
@@ -47,6 +50,7 @@ from noria.server.tools.dialect import Dialect
 TEXT = "Water turns the wheel – größer 🌊! "
 BOS, EOS, VOCAB = 256, 257, 260
 MAX_LEN = 200
+LATE = "the first token would come in about 2.5 s, the objective is 1.0 s; try again in 2 s"
 
 
 class ByteTokenizer:
@@ -117,6 +121,7 @@ class Row:
     submit: Submit
     script: list[int]
     made: int = 0
+    waited: int = 0
 
 
 @dataclass
@@ -135,6 +140,7 @@ class ReciterCore:
     idle_seconds: float = 0.0
     scripts: dict[str, str] = field(default_factory=dict)
     context: int = MAX_LEN
+    outlook: Outlook = field(default_factory=Outlook)
 
     @property
     def info(self) -> EngineInfo:
@@ -171,6 +177,7 @@ class ReciterCore:
             steps_total=self.steps,
             prefix_queries_total=10,
             prefix_hits_total=4,
+            outlook=self.outlook,
         )
 
     def handle(self, message: Submit | Abort | Control) -> None:
@@ -192,6 +199,16 @@ class ReciterCore:
         else:
             self.stats_wanted = True
 
+    def _sheds(self, row: Row, prompt: list[int]) -> Shed | Literal[""] | None:
+        """Where a request is shed; "": it waits yet; None: never."""
+        said = bytes(token for token in prompt if token < 256)
+        if b"hurry" in said:
+            return "door"
+        if b"patient" not in said:
+            return None
+        row.waited += 1
+        return "queue" if row.waited == 3 else ""
+
     def step(self) -> StepOutputs | None:
         if self.broken:
             raise RuntimeError("the wheel broke")
@@ -210,6 +227,10 @@ class ReciterCore:
             prompt = np.frombuffer(row.submit.prompt_ids, "<i4").tolist()
             if b"poison" in bytes(token for token in prompt if token < 256):
                 finished.append(Finished(request_id, "error", None, "poisoned"))
+                continue
+            if row.submit.sheddable and row.made == 0 and (where := self._sheds(row, prompt)) is not None:
+                if where:
+                    finished.append(Finished(request_id, "error", None, LATE, shed=where, retry_after=1.5))
                 continue
             if row.made == 0:
                 started.append(Started(request_id, 3, 0.001))
@@ -254,6 +275,7 @@ def make_state(
     max_unfinished: int = 1000,
     defaults: Defaults | None = None,
     dialect: Dialect | None = None,
+    sheds: bool = False,
 ) -> ServerState:
     tokenizer = ByteTokenizer()
     pieces, metrics = Pieces(tokenizer), Metrics("wheel")
@@ -271,6 +293,7 @@ def make_state(
         defaults or Defaults(),
         ("wheel-alias",),
         dialect or Dialect(),
+        sheds=sheds,
     )
 
 

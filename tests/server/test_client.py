@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 from fakes import EOS, ByteTokenizer, ReciterCore, logprobs_of
 
-from noria.errors import EngineError, QueueFullError, UnavailableError
+from noria.errors import EngineError, OverloadedError, QueueFullError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.stream import RequestStream
-from noria.messages import Abort, Control, EngineInfo, EngineStats, Finished, LogProbs, StepOutputs, Submit
+from noria.messages import Abort, Control, EngineInfo, EngineStats, Finished, LogProbs, Outlook, StepOutputs, Submit
 from noria.params import SamplingParams
 
 
@@ -264,6 +265,30 @@ def test_a_stream_goes_on_over_the_death_of_its_engine(no_pauses: None) -> None:
         assert answer.finish.reason == "length"
         assert client.metrics.restarts == 1
         assert "noria_engine_restarts_total" in client.metrics.render().decode()
+
+    run_replaceable(test)
+
+
+def test_a_request_that_an_engine_died_of_is_not_shed_by_the_next(no_pauses: None) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        stream = client.submit([[1, 2, 3]], [SamplingParams(max_tokens=50)], sheddable=True)
+        assert engines[0].submitted[0].sheddable
+        engines[0].end()
+        await until(lambda: len(engines) == 2 and len(engines[1].submitted) == 1)
+        assert not engines[1].submitted[0].sheddable
+        stream.close()
+
+    run_replaceable(test)
+
+
+def test_what_a_dead_engine_said_of_its_queue_refuses_nobody(no_pauses: None) -> None:
+    async def test(client: EngineClient, engines: list[Scripted]) -> None:
+        client.door.heard(Outlook(99.0, 1.0), time.monotonic())
+        with pytest.raises(OverloadedError):
+            client.door.check(time.monotonic())
+        engines[0].end()
+        await until(lambda: len(engines) == 2 and client.ready)
+        client.door.check(time.monotonic())
 
     run_replaceable(test)
 

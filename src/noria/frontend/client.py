@@ -19,6 +19,7 @@ import numpy as np
 
 from noria.errors import EngineError, QueueFullError, UnavailableError
 from noria.frontend.detokenizer import Detokenizer, Pieces
+from noria.frontend.door import Door
 from noria.frontend.outputs import OutputRouter, record
 from noria.frontend.pace import Pace
 from noria.frontend.recovery import Recovery
@@ -103,6 +104,7 @@ class EngineClient:
         self.unfinished = 0
         self.requests: dict[int, LiveRequest] = {}
         self.pace = Pace()
+        self.door = Door()
         self._engine = Supervisor(transport, make_transport)
         self._ids = itertools.count(1)
         self._vocabulary = VocabularyTeller(pieces, end_ids, self._engine.send)
@@ -142,7 +144,7 @@ class EngineClient:
         return self.info
 
     def _began(self, info: EngineInfo) -> None:
-        self._info = info
+        self._info, self.door = info, Door()
         self.metrics.began(info, self._engine.restarts)
         self._vocabulary.forget()
         self._recovery.started()
@@ -179,6 +181,7 @@ class EngineClient:
         arrived: float | None = None,
         tenant: Tenant = ANYBODY,
         marks: bool = False,
+        sheddable: bool = False,
     ) -> RequestStream:
         """Sends prompts to the engine, each to be continued `n` times.
 
@@ -191,6 +194,7 @@ class EngineClient:
             arrived: when the user's request came in (`time.monotonic()`), from which latencies count; None: now.
             tenant: whom it is for.
             marks: the text keeps control tokens that tell the parts of an answer from each other.
+            sheddable: it may be refused for an objective that it cannot meet; of several choices none is.
         """
         n = params[0].n
         seats = seats or self.reserve(len(prompts) * n)
@@ -211,6 +215,8 @@ class EngineClient:
                 arrival=time.time(),
                 tenant=tenant.name,
                 share=tenant.share,
+                waited=0.0 if arrived is None else time.monotonic() - arrived,
+                sheddable=sheddable and stream.choices == 1,
             )
             try:
                 self._fan_out(stream, first, n, index * n, time.monotonic() if arrived is None else arrived, marks)
@@ -286,6 +292,7 @@ class EngineClient:
             if outputs.request_ids:
                 self._engine.barren = 0
             self._router.take(outputs)
+            self.door.heard(outputs.stats.outlook, time.monotonic())
             self._recovery.check()
             self._answer_stats()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from noria.errors import OverloadedError
 from noria.frontend.stream import Finish, Increment, LiveRequest, LogProbColumns
 from noria.messages import Abort, Finished, FinishReason, StepOutputs, ToEngine
 from noria.observe.logging import get_logger
@@ -94,6 +95,9 @@ class OutputRouter:
         end: Finished | None,
         now: float,
     ) -> None:
+        if end is not None and end.shed is not None:
+            self._shed(live, end, now)
+            return
         self._clock(live, len(tokens), now)
         if end is None and logprobs is None and live.prompt_logprobs is None and not live.detokenizer.stops:
             self._accept(live, tokens)
@@ -140,6 +144,14 @@ class OutputRouter:
             gap = now - live.last
             self._gaps[gap] = self._gaps.get(gap, 0) + 1
         live.last = now
+
+    def _shed(self, live: LiveRequest, end: Finished, now: float) -> None:
+        """The engine refused it. It is all that its stream has (`EngineClient.submit`)."""
+        assert end.shed is not None
+        self._metrics.shed(end.shed)
+        live.shed = True
+        self._forget(live, end.reason, now)
+        live.stream.fail(OverloadedError(end.message or "", retry_after=end.retry_after))
 
     def fail(self, live: LiveRequest, message: str, now: float) -> None:
         """Ends a request in error."""
@@ -189,4 +201,5 @@ def record(live: LiveRequest, reason: FinishReason, now: float) -> RequestRecord
         first_token=live.first_token - live.started if live.first_token is not None else None,
         last_token=live.last - live.started if answered else None,
         total=now - live.started,
+        shed=live.shed,
     )

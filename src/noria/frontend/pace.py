@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable
 
-SOONEST, LATEST = 1.0, 60.0  # seconds: what anyone is told
+from noria.pacer.outlook import LATEST, SOONEST
+
 _MEMORY = 30.0  # seconds after which what was counted weighs 1/e
 
 

@@ -63,6 +63,7 @@ class Recovery:
         blank = [live for live in had if _is_blank(live)]
         for live in had:
             live.in_engine = False
+            live.submit = msgspec.structs.replace(live.submit, sheddable=False)  # it has waited enough
             live.deaths = live.deaths + 1 if _is_blank(live) else 0
             live.lonely_deaths = live.lonely_deaths + (len(had) == 1) if _is_blank(live) else 0
         lost = [live for live in blank if live.lonely_deaths >= MOST_LONELY_DEATHS]

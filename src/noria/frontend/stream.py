@@ -144,7 +144,7 @@ class RequestStream:
 
     Iterate for lists of increments, one per choice that has news; or have them written by `forward()`; or await
     `result()` for the whole. `close()` aborts whatever has not finished, and ends a reader that waits with
-    StreamClosedError; leaving `with` closes.
+    StreamClosedError; leaving `with` closes. While all of it may be refused, `begun()` tells when it no longer can be.
     """
 
     def __init__(
@@ -166,6 +166,7 @@ class RequestStream:
         self._rest: _Rest | None = None  # of a write that has to wait
         self._closed = False
         self._error: Exception | None = None
+        self._begun = False
         self._on_close = on_close
 
     def __enter__(self) -> RequestStream:
@@ -178,6 +179,15 @@ class RequestStream:
         while await self._wait():
             news, self._news = list(self._news.values()), {}
             yield news
+
+    async def begun(self) -> None:
+        """Until an engine has begun with it. Raises why it was refused, if it was."""
+        while not (self._begun or self._news) and self.live and self._error is None:
+            await self._sleep()
+        if self._closed:
+            raise StreamClosedError
+        if self._error is not None and not self._news:
+            raise self._error
 
     async def result(self) -> list[Increment]:
         """All choices, finished, by index. The reader is woken once, not per token."""
@@ -206,6 +216,12 @@ class RequestStream:
             self._write = None
             if self._rest is not None:
                 self._rest.close()
+
+    def begin(self) -> None:
+        """Called by the client: an engine has begun with it."""
+        self._begun = True
+        if not self._patient:
+            self._wake()
 
     def put(self, increment: Increment) -> None:
         """Called by the client: more of a choice."""
@@ -253,16 +269,20 @@ class RequestStream:
     async def _wait(self) -> bool:
         """Until there is news (for the patient: until all is there) or a write to finish. False: all was read."""
         while (not (self._news or self._rest) or self._patient) and self.live and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._sleep()
         if self._closed:
             raise StreamClosedError
         if self._error is not None and (self._patient or not (self._news or self._rest)):
             raise self._error
         return bool(self._news or self._rest)
+
+    async def _sleep(self) -> None:
+        """Until `_wake`."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -280,6 +300,7 @@ class LiveRequest:
         in_engine: an engine has it. handed_over: tokens of `received` that this engine was told of.
         deaths: engines that died while they had it, since its last token; lonely_deaths: of those, while they had
             nothing else.
+        shed: it was refused because it would have missed an objective.
     """
 
     submit: Submit
@@ -298,8 +319,10 @@ class LiveRequest:
     handed_over: int = 0
     deaths: int = 0
     lonely_deaths: int = 0
+    shed: bool = False
 
     def note_start(self, cached_tokens: int, queued_seconds: float) -> None:
         """It was admitted. What an engine says of it that has it after another one does not count."""
         if self.first_token is None:
             self.cached_tokens, self.queued_seconds = cached_tokens, queued_seconds
+        self.stream.begin()

@@ -10,13 +10,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from noria.messages import EngineInfo, EngineStats, FinishReason
+from noria.messages import EngineInfo, EngineStats, FinishReason, Shed
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of the page, and nobody graphs when a counter was made
 
@@ -32,7 +33,8 @@ _ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One finished choice, for the metrics. Times in seconds; `first_token` and `last_token` since its start."""
+    """One finished choice, for the metrics. Times in seconds; `first_token` and `last_token` since its start.
+    `shed`: it was refused after it had been accepted."""
 
     reason: FinishReason
     prompt_tokens: int
@@ -42,6 +44,7 @@ class RequestRecord:
     first_token: float | None
     last_token: float | None
     total: float
+    shed: bool = False
 
 
 class Tally:
@@ -98,6 +101,13 @@ class Metrics:
             registry=self.registry,
         )
         self._refused = refused
+        shed = Counter(
+            "noria_request_shed",
+            "Requests refused because they would miss an objective: as they came, or while they waited.",
+            ("model_name", "where"),
+            registry=self.registry,
+        )
+        self._shed = {where: shed.labels(model, where) for where in get_args(Shed)}
         self.unknown_fields = self._counter("request_unknown_fields", "Fields that the server does not know.")
         self.registry.register(_EngineCollector(self))
 
@@ -151,6 +161,10 @@ class Metrics:
         """A user's request was refused."""
         self._refused.labels(self.model, str(status)).inc()
 
+    def shed(self, where: Shed) -> None:
+        """A user's request would have missed an objective."""
+        self._shed[where].inc()
+
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         """A choice's first token came. `prompt_tokens` is 0 for the further choices of a prompt."""
         self._ttft.observe(seconds)
@@ -173,6 +187,8 @@ class Metrics:
     def finished(self, record: RequestRecord) -> None:
         """A choice ended."""
         self._success[record.reason].inc()
+        if record.shed:  # how quickly it was refused says nothing of answers
+            return
         self._e2e.observe(record.total)
         self._prompt_sizes.observe(record.prompt_tokens)
         self._output_sizes.observe(record.generation_tokens)

@@ -123,6 +123,11 @@ class Caller:
             self.tokens.use(float(tokens))
         self.prompt_tokens += tokens
 
+    def give_back(self, tokens: int) -> None:
+        """A prompt was counted, and then not answered because the server had too much to do."""
+        if self.tokens is not None:
+            self.tokens.use(-float(tokens))
+
     def spend(self, tokens: int) -> None:
         """Counts tokens that were generated."""
         self.generated += tokens

@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from noria.errors import EngineError, InvalidRequestError, NotFoundError, RateLimitError, RequestError
+from noria.errors import (
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitError,
+    RequestError,
+)
 from noria.server.fields import allowed, shorten, type_at, value_at
 
 _PATH = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -51,6 +58,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             code = "model_not_found"
         elif isinstance(error, RateLimitError):
             code = "rate_limit_exceeded"
+        elif isinstance(error, OverloadedError):
+            code = "slo_unreachable"
         return error.status, ErrorReply(ErrorBody(error.message, error.type, error.param, code))
     message = str(error) if isinstance(error, EngineError) else "internal error; the server's log has the details"
     return 500, ErrorReply(ErrorBody(message, "internal_server_error", None, "internal_error"))

@@ -175,7 +175,9 @@ async def _assemble(
     inputs = InputProcessor(tokenizer, template, info.max_model_len, info.vocab_size, make_template=maker)
     aliases = () if server.served_model_name else (files.name,)
     grammars = Grammars(Compiler(lambda: pieces.vocabulary(ends), server.grammar_timeout))
-    return ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, dialect, grammars=grammars)
+    state = ServerState(client, inputs, pieces, metrics, name, server, defaults, aliases, dialect, grammars=grammars)
+    state.sheds = engine.pacer.admission == "slo"
+    return state
 
 
 async def _serve(state: ServerState, listener: socket.socket) -> None:

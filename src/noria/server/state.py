@@ -14,15 +14,15 @@ from msgspec import UNSET
 from starlette.requests import Request
 
 from noria.config import ServerOptions, nearest
-from noria.errors import EngineError, InvalidRequestError, NotFoundError, UnavailableError
+from noria.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.grammars import Grammars
 from noria.frontend.inputs import InputProcessor
-from noria.frontend.pace import LATEST, SOONEST
 from noria.frontend.stream import Increment, RequestStream, StreamClosedError
 from noria.observe.logging import get_logger
 from noria.observe.metrics import Metrics
+from noria.pacer.outlook import LATEST, SOONEST
 from noria.params import SamplingParams
 from noria.server.access import Access, Caller, KeyCollector, caller_of
 from noria.server.fields import known_fields
@@ -52,6 +52,7 @@ class ServerState:
         draining: no request is taken any more; those that were are finished.
         deadline: of that, `time.monotonic()`.
         answered: something was read since memory was last given back.
+        sheds: requests that would miss an objective are refused (`--admission slo`).
     """
 
     client: EngineClient
@@ -67,6 +68,7 @@ class ServerState:
     draining: bool = False
     deadline: float = math.inf
     answered: bool = False
+    sheds: bool = False
     grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
     access: Access = field(init=False)
@@ -106,6 +108,14 @@ class ServerState:
         self.client.reserve(1).release()
         caller_of(request).admit()
 
+    def check_outlook(self) -> None:
+        """429 if the queue alone would make a first token too late."""
+        try:
+            self.client.door.check(time.monotonic())
+        except OverloadedError:
+            self.metrics.shed("door")
+            raise
+
     def check_draining(self) -> None:
         """503 while the server finishes what it has."""
         if self.draining:
@@ -136,18 +146,21 @@ async def submit(
 
     Raises:
         ClientGoneError: the client left meanwhile.
+        OverloadedError: the answer would miss an objective of the server. Once this returns, it will not be raised.
     """
     state.check_draining()  # it may have begun while the body was read
     limit, caller = state.client.max_unfinished, caller_of(request)
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
     with state.client.reserve(choices) as seats, Watch(request.receive) as watch:
+        if choices == 1:
+            state.check_outlook()
         prompts, params = await _unless_gone(watch, prepare())
         if bind is not None:
             grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         caller.take_prompt(sum(map(len, prompts)))
-        return state.client.submit(
+        stream = state.client.submit(
             prompts,
             params,
             seats=seats,
@@ -156,7 +169,23 @@ async def submit(
             arrived=arrived,
             tenant=caller.tenant,
             marks=marks,
+            sheddable=state.sheds,
         )
+        if state.sheds and choices == 1:
+            await _begun(watch, stream, caller)
+        return stream
+
+
+async def _begun(watch: Watch, stream: RequestStream, caller: Caller) -> None:
+    """Until the request is past being refused: what was said before could not be taken back."""
+    try:
+        await _unless_gone(watch, stream.begun())
+    except OverloadedError:
+        caller.give_back(stream.prompt_tokens)
+        raise
+    except BaseException:
+        stream.close()
+        raise
 
 
 async def _unless_gone(watch: Watch, work: Coroutine[Any, Any, T]) -> T:
