@@ -175,7 +175,8 @@ class StepTimeModel:
     def predict(self, columns: Floats) -> Floats:
         """What steps will take: [...] seconds for [..., 5] decode rows, decode context, prefill rows, prefill tokens,
         prefill context, which need not be whole numbers. Zero while no step has been seen."""
-        return np.exp(self._level) * (features(columns) @ self._theta)
+        predicted: Floats = math.exp(self._level) * (features(columns) @ self._theta)
+        return predicted
 
     def settle(self) -> None:
         """Takes in the steps that are pending. Happens by itself, a few times a second."""
