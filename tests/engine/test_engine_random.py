@@ -36,6 +36,8 @@ def worlds(draw):
         "policy": (policy := draw(st.sampled_from(["fcfs", "priority", "fair"]))),
         "continuous": policy == "fair" or draw(st.sampled_from([True, True, True, False])),
         "static_timeout": 0.0,
+        "fusion": draw(st.booleans()),
+        "prefetch": draw(st.booleans()),
         "max_preemptions": draw(st.integers(0, 3)),
         "max_model_len": MAX_MODEL_LEN,
         "sizes": draw(st.lists(st.tuples(st.integers(1, 7), st.sampled_from([1, 3, 6, 10, 64, 300])), max_size=6)),
@@ -65,6 +67,7 @@ def requests(draw):
         "share": draw(st.sampled_from([1.0, 1.0, 0.01, 7.0])),
         "received": draw(st.sampled_from([0, 0, 0, 5])),
         "choices": draw(st.sampled_from([1, 1, 3])),
+        "grammar": draw(st.sampled_from([None, None, "anything"])),
         "at": draw(st.integers(0, 6)),
         "abort_after": draw(st.sampled_from([None, None, None, None, 1, 2, 5])),
     }
@@ -82,6 +85,8 @@ def expand(wanted):
                 seed=one["seed"],
                 prompt_logprobs=one["prompt_logprobs"],
                 logprobs=one["logprobs"],
+                # (With a grammar, an end token counts even before `min_tokens`.)
+                grammar=None if one["min_tokens"] else one["grammar"],
             )
             entry = dict(one, id=request_id, choice=choice, params=params)
             entry["group"] = number + 1 if one["choices"] > 1 else 0
@@ -113,6 +118,8 @@ def test_crowded_worlds(seed):
         "policy": (policy := random.choice(["fcfs", "priority", "fair"])),
         "continuous": policy == "fair" or random.random() < 0.85,
         "static_timeout": 0.0,
+        "fusion": random.random() < 0.7,
+        "prefetch": random.random() < 0.7,
         "max_preemptions": random.randint(0, 4),
         "max_model_len": MAX_MODEL_LEN,
         "sizes": [(random.randint(1, 9), random.choice([1, 4, 12, 30, 300])) for _ in range(random.choice([0, 1, 7]))],
@@ -137,6 +144,7 @@ def crowd_member(random):
         "share": random.choice([1.0, 1.0, 0.01, 7.0]),
         "received": random.choice([0, 0, 0, 6]),
         "choices": random.choice([1, 1, 2, 4]),
+        "grammar": random.choice([None, None, "anything"]),
         "at": random.randrange(8),
         "abort_after": random.choice([None, None, None, 1, 2, 4]),
     }

@@ -83,6 +83,10 @@ class CacheManager(Protocol):
         """Looks up the longest shareable prefix of at most `limit` tokens."""
         ...
 
+    def touch(self, blocks: list[int]) -> None:
+        """Those of them that nobody holds count as just used."""
+        ...
+
     def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         """A table for `size` tokens that begins with the matched blocks; None: not enough blocks."""
         ...
@@ -166,6 +170,9 @@ class PagedManager:
                     number += 1
                 found.owner_tokens = number * size
         return found
+
+    def touch(self, blocks: list[int]) -> None:
+        self.pool.touch(blocks)
 
     def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         blocks = self._take(match.blocks, self._blocks_for(size) - len(match.blocks), reserve)
@@ -278,6 +285,9 @@ class ContiguousManager:
 
     def match(self, chain: HashChain | None, tokens: array[int], limit: int) -> Match:
         return Match()
+
+    def touch(self, blocks: list[int]) -> None:
+        pass
 
     def admit(self, key: int, chain: HashChain | None, match: Match, size: int, reserve: int = 0) -> BlockTable | None:
         assert size <= self.region * self.block_size

@@ -134,6 +134,13 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Cached ones among these become the last to go by `lru`, of them the first one last."""
+        for block in reversed(blocks):
+            if block in self._cached:
+                del self._cached[block]
+                self._cached[block] = None
+
     def mark(self, block: int) -> None:
         """A held block's content is now known by a hash: unreferenced, it will be cached instead of free."""
         self._serial += 1

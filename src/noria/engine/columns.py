@@ -123,6 +123,9 @@ class Running:
         need = np.minimum(self.known[slots], self.goal[slots]) - self.computed[slots]
         if turn.served is not None:
             need[turn.served[slots] > turn.bound] = 0
+        if turn.kind != "any":
+            decodes = (need == 1) & (self.computed[slots] >= self.prompt[slots])
+            need[decodes if turn.kind == "prefill" else ~decodes] = 0
         single = slots[need == 1]
         if len(single) > budget:
             single = turn.order(single)[:budget]

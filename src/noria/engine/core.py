@@ -68,7 +68,8 @@ class EngineCore:
         self._scheduler = Scheduler(self._manager, scheduler, slots)
         self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
-        self._adapts = scheduler.in_flight_depth is None
+        self._prefetch = scheduler.prefetch
+        self._adapts = scheduler.in_flight_depth is None and scheduler.async_planning
         self._depth = scheduler.in_flight_depth or 1
         self._clock = clock
         self._flights: deque[Flight] = deque()
@@ -116,9 +117,8 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         scheduler, blocks = self._scheduler, self._manager.counts()
-        return scheduler.counters.snapshot(
-            len(scheduler.running), len(scheduler.waiting) + len(self._compiling), blocks
-        )
+        aside = len(self._compiling) if self._prefetch else 0  # not with the scheduler yet
+        return scheduler.counters.snapshot(len(scheduler.running), len(scheduler.waiting) + aside, blocks)
 
     def handle(self, message: ToEngine) -> None:
         """Takes in one message. What it causes is said by later steps. Greetings are for whoever owns the socket."""
@@ -169,6 +169,8 @@ class EngineCore:
         if len(self._flights) >= self._depth:
             return False, began
         flight = self._scheduler.schedule(began, self._outputs)
+        for request in self._scheduler.take_uncompiled():
+            self._compiling.add(request)
         planned = self._clock()
         if flight is None:
             return False, planned
@@ -234,7 +236,7 @@ class EngineCore:
         except RefusedRequest as refusal:
             self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
             return
-        if request.params.grammar is not None:
+        if request.params.grammar is not None and self._prefetch:
             self._compiling.add(request)
             self._take_compiled(now)
         else:
@@ -243,7 +245,9 @@ class EngineCore:
     def _take_compiled(self, now: float) -> None:
         """Hands over requests whose grammars are ready."""
         for request, failure in self._compiling.take():
-            if failure is None:
+            if request.id in self._scheduler.requests:
+                self._scheduler.compiled(request, failure, now, self._outputs)
+            elif failure is None:
                 self._scheduler.submit(request, now, self._outputs)
             else:
                 self._outputs.add_finished(request, "error", now, message=failure)

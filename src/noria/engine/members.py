@@ -27,6 +27,7 @@ class Members:
         released: slots given up since the last plan.
         scoring: slots that owe prompt log-probabilities.
         frees: how often a table's blocks have been freed.
+        uncompiled: requests that wait for nothing but their grammars, and have not been handed on for it.
     """
 
     def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int) -> None:
@@ -40,19 +41,33 @@ class Members:
         self.released: list[int] = []
         self.scoring: set[int] = set()
         self.frees = 0
+        self.uncompiled: list[Request] = []
+        self._prefetch = options.prefetch
         self._manager = manager
 
     def submit(self, request: Request, now: float, outputs: Outputs) -> None:
         """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
         self.requests[request.id] = request
         request.chain = self._manager.chain(request.salt)
-        if request.chain is not None:
-            request.chain.extend(request.tokens)
+        if self._prefetch:
+            self.prefixes.look_ahead(request)
         self.tenancy.joined(request, now)
         self.waiting.push(request)
         if request.output_length and (reason := ending(request)):
             last = request.tokens[-1]
             self.finish(request, reason, now, outputs, last if reason == "stop" else None)
+
+    def ready(self, request: Request) -> bool:
+        """Whether the first in line has its grammar, if it needs one. Otherwise it is out of line until `wake`."""
+        if request.params.grammar is None or request.grammar is not None:
+            return True
+        self.waiting.park(~request.id, 0)  # a number that no request has
+        self.uncompiled.append(request)
+        return False
+
+    def wake(self, request: Request) -> None:
+        """Its grammar is there: it has its place in line again."""
+        self.waiting.wake(~request.id, None)
 
     def enter(self, request: Request, table: BlockTable, computed: int) -> None:
         """The first in line gets a slot. `computed`: tokens that it shares."""
@@ -86,6 +101,11 @@ class Members:
         """It has come to its end, which is said."""
         self.forget(request)
         outputs.add_finished(request, reason, now, stop_id)
+
+    def fail(self, request: Request, message: str, now: float, outputs: Outputs) -> None:
+        """It cannot go on."""
+        self.forget(request)
+        outputs.add_finished(request, "error", now, message=message)
 
     def forget(self, request: Request) -> None:
         """It has ended, wherever it was."""

@@ -6,9 +6,9 @@ Pure functions of a request for the order; smaller runs first and is preempted l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -43,11 +43,13 @@ class Turn:
             not told apart, and the order of requests is all.
         bound: tenants that have been served more take no part. inf: all take part.
         several: most tokens in rows of more than one token.
+        kind: rows that may share the step: all, only those that decode, or only the others, which prefill.
     """
 
     served: Float64 | None = None
     bound: float = math.inf
     several: int = 2**31 - 1
+    kind: Literal["any", "decode", "prefill"] = "any"
 
     @property
     def all(self) -> bool:
@@ -60,6 +62,25 @@ class Turn:
 
 
 EVERYONE = Turn()
+
+
+class Kinds:
+    """Whether prefill and decode share a step (`fusion`), or take turns while there is work of both kinds."""
+
+    def __init__(self, fusion: bool) -> None:
+        self._fusion = fusion
+        self._decoded = False  # the last step
+
+    def turns(self, turn: Turn) -> Iterator[Turn]:
+        """What the next step may be, best first: the first that is not empty is taken, and no further one asked for."""
+        for one in (turn,) if turn.all else (turn, EVERYONE):  # whose turn it is may not be able to use it
+            if self._fusion:
+                yield one
+                continue
+            for decode in (not self._decoded, self._decoded):
+                self._decoded = decode
+                # No tokens in rows of several: none is admitted either.
+                yield replace(one, kind="decode", several=0) if decode else replace(one, kind="prefill")
 
 
 class Admission(Protocol):
@@ -87,10 +108,19 @@ class Admission(Protocol):
 
 
 class Continuous:
-    """Requests join at every step."""
+    """Requests join at every step, but that an idle engine gathers them first.
+
+    Args:
+        interval: seconds that it does so from the first on.
+        enough: as many need not wait for more.
+    """
+
+    def __init__(self, interval: float = 0.0, enough: int = 1) -> None:
+        self._interval = interval
+        self._enough = enough
 
     def quota(self, running: int, waiting: int, oldest: float, now: float) -> int:
-        return waiting
+        return 0 if self.delay(running, waiting, oldest, now) > 0.0 else waiting
 
     def admitted(self) -> None:
         pass
@@ -102,7 +132,9 @@ class Continuous:
         pass
 
     def delay(self, running: int, waiting: int, oldest: float, now: float) -> float:
-        return 0.0
+        if running or waiting >= self._enough or not self._interval:
+            return 0.0
+        return max(0.0, oldest + self._interval - now)
 
 
 class Static:
@@ -139,4 +171,6 @@ class Static:
 
 
 def make_admission(options: SchedulerOptions, slots: int) -> Admission:
-    return Continuous() if options.continuous else Static(slots, options.static_timeout)
+    if options.continuous:
+        return Continuous(options.build_interval, slots)
+    return Static(slots, options.static_timeout)

@@ -47,6 +47,14 @@ class Prefixes:
             del self._leaders[request.group]
         self._waiting.wake(request.id, None)
 
+    def look_ahead(self, request: Request) -> None:
+        """It has begun to wait: hashes its blocks, and what is cached of them counts as just used, so that others are
+        given up first."""
+        if request.chain is not None:
+            request.chain.extend(request.tokens)
+            match = self._manager.match(request.chain, request.tokens, len(request.tokens) - 1)
+            self._manager.touch(match.blocks)
+
     def find(self, request: Request) -> Prefix | None:
         """What the first in line can share now; None: it has been parked until another has computed what both need.
 

@@ -8,6 +8,8 @@ Plain data in, plain data out: no clock, no executor, no messages.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from noria.cache.manager import BlockTable, CacheManager
@@ -15,7 +17,7 @@ from noria.config import SchedulerOptions
 from noria.engine.flight import Draft, Flight, launch, repeat
 from noria.engine.members import Members, ending
 from noria.engine.outputs import Outputs
-from noria.engine.policy import EVERYONE, Turn, make_admission
+from noria.engine.policy import Kinds, Turn, make_admission
 from noria.engine.request import Request, State
 from noria.engine.stats import Counters
 from noria.errors import EngineError
@@ -45,6 +47,7 @@ class Scheduler:
         self._most = Sizes(slots, options.max_num_batched_tokens)
         self._sizes = self._most  # in force
         self._admission = make_admission(options, slots)
+        self._kinds = Kinds(options.fusion)
         self._max_preemptions = options.max_preemptions
         self._tenancy, self._prefixes = self._members.tenancy, self._members.prefixes
         self._last: Flight | None = None  # planned
@@ -63,10 +66,24 @@ class Scheduler:
         if request is not None:
             self._members.forget(request)
 
+    def take_uncompiled(self) -> list[Request]:
+        """Requests that could be admitted if their grammars were compiled. They are out of line until `compiled`."""
+        taken, self._members.uncompiled = self._members.uncompiled, []
+        return taken
+
+    def compiled(self, request: Request, failure: str | None, now: float, outputs: Outputs) -> None:
+        """The grammar of one of those is there, or cannot be had."""
+        if failure is None:
+            self._members.wake(request)
+        else:
+            self._members.fail(request, failure, now, outputs)
+
     def delay(self, now: float) -> float:
         """Seconds until there may be something to plan; 0 if there may be now."""
         if len(self.running) or not len(self.waiting):
             return 0.0
+        if self.waiting.parked == len(self.waiting):
+            return math.inf  # for something other than a step
         return self._admission.delay(0, len(self.waiting), self.waiting.oldest, now)
 
     def _preempt(self, request: Request) -> None:
@@ -102,11 +119,11 @@ class Scheduler:
             self._tenancy.charge(self._last.plan, self.running.prompt)
             return self._last
         self.running.settle()
-        turn = self._turn(now)
-        draft = self._draft(turn, now, outputs)
-        if draft.empty and not turn.all:
-            draft = self._draft(EVERYONE, now, outputs)  # whose turn it was cannot use it
-        if draft.empty:
+        for turn in self._kinds.turns(self._turn(now)):
+            draft = self._draft(turn, now, outputs)
+            if not draft.empty:
+                break
+        else:
             return None
         self.step += 1
         flight = launch(
@@ -210,7 +227,7 @@ class Scheduler:
                 if not self._displace(turn):
                     return
                 continue  # those who waited for what it computed are in line again, maybe before this one
-            prefix = self._prefixes.find(request)
+            prefix = self._prefixes.find(request) if self._members.ready(request) else None
             if prefix is None:
                 looks -= 1
                 continue
@@ -279,8 +296,7 @@ class Scheduler:
             if request.state is State.FINISHED:
                 continue
             if row in result.failed:
-                self._members.forget(request)
-                outputs.add_finished(request, "error", now, message=result.failed[row])
+                self._members.fail(request, result.failed[row], now, outputs)
                 continue
             if scores is not None and request.params.logprobs is not None:
                 outputs.add_logprobs(request, token, row, scores)
