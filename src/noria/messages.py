@@ -167,6 +167,35 @@ class Outlook(msgspec.Struct, frozen=True, array_like=True):
     objective: float = 0.0
 
 
+class PacerStats(msgspec.Struct, frozen=True, array_like=True):
+    """The pacer's last decision. Shares from 0 to 1; None: not known (yet).
+
+    Attributes:
+        batch, budget: sizes in force.
+        device: achieved share of the device's measured limit. cpu, memory: of what the engine may use.
+        arrival_rate: requests per second.
+        step_seconds: predicted, of a step of these sizes. model_error: median relative error of such predictions.
+        trusted: whether the learned predictor is. predictor: whose word counted (`most`: nobody's yet; `off`: there is
+            no pacer).
+        device_reached, memory_reached: whether the load is beyond that threshold.
+        decisions_total: only grows.
+    """
+
+    batch: int = 0
+    budget: int = 0
+    device: float | None = None
+    cpu: float = 0.0
+    memory: float = 0.0
+    arrival_rate: float = 0.0
+    step_seconds: float | None = None
+    model_error: float | None = None
+    trusted: bool = False
+    predictor: Literal["learned", "rules", "most", "off"] = "off"
+    device_reached: bool = False
+    memory_reached: bool = False
+    decisions_total: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """State after a step. Counters (`*_total`) only grow."""
 
@@ -185,6 +214,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     step_seconds_total: float = 0.0
     plan_seconds_total: float = 0.0
     outlook: Outlook = Outlook()
+    pacer: PacerStats = PacerStats()
 
 
 class LogProbs(msgspec.Struct, frozen=True, array_like=True):

@@ -94,6 +94,14 @@ class Running:
         self.changes += 1
         return slot
 
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of all that run whose keys and values are valid once all that is planned has run, and tokens that they
+        have made."""
+        slots = self.slots
+        computed = int(np.add.reduce(self.computed[slots])) + self._repeated * len(slots)
+        known = int(np.add.reduce(self.known[slots])) + self._repeated * len(slots)
+        return computed, max(0, known - int(np.add.reduce(self.prompt[slots])))
+
     def repeat(self) -> None:
         """A token more of every request is computed, and one known."""
         self._repeated += 1

@@ -18,6 +18,7 @@ from noria.engine.flight import Flight
 from noria.engine.forecast import Forecast
 from noria.engine.grammars import Compiling
 from noria.engine.outputs import Outputs
+from noria.engine.pacing import Pacing
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Scheduler
 from noria.errors import EngineError
@@ -28,12 +29,14 @@ from noria.messages import (
     EngineInfo,
     EngineStats,
     Finished,
+    PacerStats,
     StepOutputs,
     Submit,
     ToEngine,
     Vocabulary,
     build_id,
 )
+from noria.pacer.pacer import Pacer
 
 _log = logging.getLogger(__name__)
 # Rows from which on a step is planned while another one runs. Planning 100 rows takes a millisecond or two, cold. With
@@ -48,6 +51,7 @@ class EngineCore:
         executor: runs the steps.
         cache: layout, sharing and reclaiming of blocks. `block_size` and number of blocks are the executor's.
         scheduler: batching.
+        pacer: sets batch size and token budget; None, or where batching is static: they stay as they are.
         clock: seconds that never go back.
     """
 
@@ -57,6 +61,7 @@ class EngineCore:
         cache: CacheOptions,
         scheduler: SchedulerOptions,
         clock: Callable[[], float] = time.monotonic,
+        pacer: Pacer | None = None,
     ) -> None:
         worker = executor.info
         slots = min(scheduler.max_num_seqs, worker.num_slots)
@@ -66,6 +71,8 @@ class EngineCore:
             raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
         self._scheduler = Scheduler(self._manager, scheduler, slots)
+        self._pacing = Pacing(pacer, self._scheduler) if pacer is not None and scheduler.continuous else None
+        self._off = PacerStats(slots, scheduler.max_num_batched_tokens)
         self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
         self._prefetch = scheduler.prefetch
@@ -75,6 +82,7 @@ class EngineCore:
         self._flights: deque[Flight] = deque()
         self._forecast = Forecast()
         self._began = 0.0  # when the oldest step in flight did
+        self._turned = 0.0  # when its turn did: planning is part of a turn where nothing is computed meanwhile
         self._outputs = Outputs()
         self._orders = 0
         self.stopped = False
@@ -117,8 +125,14 @@ class EngineCore:
     @property
     def stats(self) -> EngineStats:
         scheduler, blocks = self._scheduler, self._manager.counts()
-        aside = len(self._compiling) if self._prefetch else 0  # not with the scheduler yet
-        return scheduler.counters.snapshot(len(scheduler.running), len(scheduler.waiting) + aside, blocks)
+        pacer = self._off if self._pacing is None else self._pacing.pacer.stats
+        waiting = len(scheduler.waiting) + self._aside
+        return scheduler.counters.snapshot(len(scheduler.running), waiting, blocks, pacer)
+
+    @property
+    def _aside(self) -> int:
+        """Requests that wait for their grammars and are not with the scheduler yet."""
+        return len(self._compiling) if self._prefetch else 0
 
     def handle(self, message: ToEngine) -> None:
         """Takes in one message. What it causes is said by later steps. Greetings are for whoever owns the socket."""
@@ -168,6 +182,8 @@ class EngineCore:
             self._take_compiled(began)
         if len(self._flights) >= self._depth:
             return False, began
+        if self._pacing is not None:
+            self._pacing.turn(began, self._aside)
         flight = self._scheduler.schedule(began, self._outputs)
         for request in self._scheduler.take_uncompiled():
             self._compiling.add(request)
@@ -177,7 +193,7 @@ class EngineCore:
         if self._adapts:
             self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
         if not self._flights:
-            self._began = planned
+            self._began, self._turned = planned, began
         self._executor.submit(flight.plan, alone=self._depth == 1 and not self._flights)
         self._flights.append(flight)
         return True, planned
@@ -192,7 +208,9 @@ class EngineCore:
         collected = self._clock()
         if self._depth > 1:  # otherwise no step is planned ahead of a time that would have to be known
             self._forecast.learn(oldest.plan, collected - self._began)
-        self._began = collected
+        if self._pacing is not None:
+            self._pacing.collected(oldest, collected - self._turned, collected)
+        self._began = self._turned = collected
         self._scheduler.update(oldest, result, collected, self._outputs)
         return self._clock() - collected
 
@@ -236,6 +254,8 @@ class EngineCore:
         except RefusedRequest as refusal:
             self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
             return
+        if self._pacing is not None:
+            self._pacing.arrived(request, now)
         if request.params.grammar is not None and self._prefetch:
             self._compiling.add(request)
             self._take_compiled(now)

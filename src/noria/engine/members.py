@@ -109,6 +109,9 @@ class Members:
 
     def forget(self, request: Request) -> None:
         """It has ended, wherever it was."""
+        if request.output_length:
+            self.counters.ended += 1
+            self.counters.ended_tokens += request.output_length
         running = request.state is State.RUNNING
         request.state = State.FINISHED
         del self.requests[request.id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from noria.cache.pool import PoolCounts
-from noria.messages import EngineStats
+from noria.messages import EngineStats, PacerStats
 
 
 @dataclass(slots=True)
@@ -20,8 +20,10 @@ class Counters:
     prefix_hits: int = 0
     step_seconds: float = 0.0
     plan_seconds: float = 0.0
+    ended: int = 0  # requests, in whatever way, that had any output
+    ended_tokens: int = 0  # theirs
 
-    def snapshot(self, running: int, waiting: int, blocks: PoolCounts) -> EngineStats:
+    def snapshot(self, running: int, waiting: int, blocks: PoolCounts, pacer: PacerStats) -> EngineStats:
         return EngineStats(
             running=running,
             waiting=waiting,
@@ -37,4 +39,5 @@ class Counters:
             prefix_hits_total=self.prefix_hits,
             step_seconds_total=self.step_seconds,
             plan_seconds_total=self.plan_seconds,
+            pacer=pacer,
         )

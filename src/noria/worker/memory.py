@@ -13,8 +13,7 @@ import psutil
 from noria.backends.base import CacheLayout
 from noria.config import CacheOptions
 from noria.errors import ConfigError
-
-_ROOT = Path("/sys/fs/cgroup")
+from noria.observe.cgroup import MEMBERSHIP, ROOT, memory_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +24,11 @@ class CachePlan:
     max_model_len: int
 
 
-def available_memory(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> int:
+def available_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """Bytes that can be taken without swapping: the machine's, or what the control groups leave, if that is less."""
     available = int(psutil.virtual_memory().available)
-    return min([available, *_cgroup_headroom(root, membership)])
+    left = [group.left for group in memory_groups(root, membership)]
+    return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
 
 
 def cache_tokens(options: CacheOptions, layout: CacheLayout, budget: int) -> int:
@@ -91,52 +91,3 @@ def plan_cache(
 
 def _mebibytes(nbytes: int) -> str:
     return f"{max(0, nbytes) / 2**20:,.0f} MiB"
-
-
-def _cgroup_headroom(root: Path, membership: Path) -> list[int]:
-    """Bytes left in each control group that this process is in and that has a limit."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    left = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            left += _headroom(root, path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            left += _headroom(root / "memory", path, *names)
-    return left
-
-
-def _headroom(mount: Path, path: str, limit_name: str, usage_name: str, reclaimable: str) -> list[int]:
-    # Within a container the path may be that of the host while the mount shows the container's own group: look at the
-    # path, at all above it, and at the mount itself.
-    relative = Path(path.lstrip("/"))
-    left = []
-    for group in (relative, *relative.parents):
-        limit = _number(mount / group / limit_name)
-        usage = _number(mount / group / usage_name)
-        if limit is not None and usage is not None and limit < 1 << 60:  # v1 says "no limit" with a huge number
-            left.append(max(0, limit - usage + _stat(mount / group / "memory.stat", reclaimable)))
-    return left
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such group, or "max"
-        return None
-
-
-def _stat(path: Path, key: str) -> int:
-    """Page cache that the kernel gives up under pressure counts as used, but it is not."""
-    try:
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return 0
