@@ -167,6 +167,9 @@ class Outlook(msgspec.Struct, frozen=True, array_like=True):
     objective: float = 0.0
 
 
+ARRIVALS_MEMORY = 3.0  # seconds after which an arrival weighs 1/e in a rate
+
+
 class PacerStats(msgspec.Struct, frozen=True, array_like=True):
     """The pacer's last decision. Shares from 0 to 1; None: not known (yet).
 
@@ -178,7 +181,7 @@ class PacerStats(msgspec.Struct, frozen=True, array_like=True):
         trusted: whether the learned predictor is. predictor: whose word counted (`most`: nobody's yet; `off`: there is
             no pacer).
         device_reached, memory_reached: whether the load is beyond that threshold.
-        decisions_total: only grows.
+        decisions: made so far.
     """
 
     batch: int = 0
@@ -193,7 +196,7 @@ class PacerStats(msgspec.Struct, frozen=True, array_like=True):
     predictor: Literal["learned", "rules", "most", "off"] = "off"
     device_reached: bool = False
     memory_reached: bool = False
-    decisions_total: int = 0
+    decisions: int = 0
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +218,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     plan_seconds_total: float = 0.0
     outlook: Outlook = Outlook()
     pacer: PacerStats = PacerStats()
+    pacer_decisions_total: int = 0
 
 
 class LogProbs(msgspec.Struct, frozen=True, array_like=True):

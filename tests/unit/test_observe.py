@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +13,9 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from noria.messages import EngineStats, PacerStats
 from noria.observe.logging import JsonFormatter, TextFormatter, get_logger, setup_logging
-from noria.observe.metrics import Tally
+from noria.observe.metrics import Metrics, Tally
 
 
 def record(level: int = logging.INFO, **more: object) -> logging.LogRecord:
@@ -79,3 +81,73 @@ def test_a_tally_is_the_histogram_of_its_observations() -> None:
     sums = [line for line in lines if "_sum" in line]
     assert [line for line in lines if "_sum" not in line] == [line for line in expected if "_sum" not in line]
     assert float(sums[0].split()[-1]) == pytest.approx(3 * 0.01 + 0.02 + 5 * 0.7 + 2 * 20.5)
+
+
+def figures(metrics: Metrics) -> dict[str, float]:
+    """Of the page, without the label that all have."""
+    lines = [line for line in metrics.render().decode().splitlines() if line and not line.startswith("#")]
+    pairs = [line.rsplit(" ", 1) for line in lines]
+    return {name.replace('model_name="m"', "").replace("{,", "{").replace("{}", ""): float(n) for name, n in pairs}
+
+
+def test_the_pacer_shows() -> None:
+    metrics = Metrics("m", clock=lambda: 0.0)
+    assert figures(metrics)['noria_pacer_predictor{predictor="off"}'] == 1.0
+    assert "noria_device_utilization" not in figures(metrics)
+    pacer = PacerStats(
+        batch=24,
+        budget=200,
+        device=0.5,
+        cpu=0.9,
+        memory=0.25,
+        arrival_rate=6.0,
+        step_seconds=0.02,
+        model_error=0.07,
+        trusted=True,
+        predictor="learned",
+        memory_reached=True,
+        decisions=9,
+    )
+    metrics.step(1, {}, EngineStats(running=3, pacer=pacer, pacer_decisions_total=9))
+    found = figures(metrics)
+    assert found["noria_pacer_batch_size"] == 24
+    assert found["noria_pacer_token_budget"] == 200
+    assert found["noria_device_utilization"] == 0.5
+    assert found["noria_engine_cpu_utilization"] == 0.9
+    assert found["noria_memory_utilization"] == 0.25
+    assert found["noria_request_arrival_rate"] == 6.0
+    assert found["noria_pacer_predicted_step_seconds"] == 0.02
+    assert found["noria_pacer_model_error"] == 0.07
+    assert found["noria_pacer_trusted"] == 1.0
+    assert found['noria_pacer_threshold_reached{threshold="memory"}'] == 1.0
+    assert found['noria_pacer_threshold_reached{threshold="device"}'] == 0.0
+    assert [found[f'noria_pacer_predictor{{predictor="{who}"}}'] for who in ("learned", "rules", "most", "off")] == [
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
+    assert found["noria_pacer_decisions_total"] == 9
+
+
+def test_decisions_are_counted_over_engines() -> None:
+    metrics = Metrics("m")
+    metrics.step(0, {}, EngineStats(pacer_decisions_total=5))
+    metrics.ended()
+    metrics.step(0, {}, EngineStats(pacer_decisions_total=2))
+    assert figures(metrics)["noria_pacer_decisions_total"] == 7
+
+
+def test_an_idle_engine_is_idle_though_it_says_nothing() -> None:
+    now = 0.0
+    metrics = Metrics("m", clock=lambda: now)
+    pacer = PacerStats(device=0.5, cpu=0.9, memory=0.25, arrival_rate=6.0)
+    metrics.step(0, {}, EngineStats(running=1, pacer=pacer))
+    now = 100.0
+    assert figures(metrics)["noria_request_arrival_rate"] == 6.0  # a long step
+    metrics.step(0, {}, EngineStats(pacer=pacer))
+    now = 103.0
+    found = figures(metrics)
+    assert found["noria_request_arrival_rate"] == pytest.approx(6.0 * math.exp(-1.0))
+    assert (found["noria_device_utilization"], found["noria_engine_cpu_utilization"]) == (0.0, 0.0)
+    assert found["noria_memory_utilization"] == 0.25

@@ -149,4 +149,4 @@ def test_the_last_decisions_are_kept():
     pacer = make_pacer()
     turns(pacer, DECISIONS + 50)
     assert len(pacer.decisions) == DECISIONS
-    assert pacer.decisions[-1].number == pacer.stats.decisions_total == DECISIONS + 50
+    assert pacer.decisions[-1].number == pacer.stats.decisions == DECISIONS + 50

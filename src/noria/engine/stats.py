@@ -40,4 +40,5 @@ class Counters:
             step_seconds_total=self.step_seconds,
             plan_seconds_total=self.plan_seconds,
             pacer=pacer,
+            pacer_decisions_total=pacer.decisions,
         )

@@ -6,18 +6,21 @@ client as outputs pass.
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import get_args
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from noria.messages import EngineInfo, EngineStats, FinishReason, Shed
+from noria.messages import ARRIVALS_MEMORY, EngineInfo, EngineStats, FinishReason, PacerStats, Shed
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of the page, and nobody graphs when a counter was made
 
@@ -77,9 +80,11 @@ class Tally:
 class Metrics:
     """All metrics of one server. `model` becomes the label `model_name`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.stats = EngineStats()
+        self._clock = clock
+        self._heard = clock()  # when `stats` came
         self.info: EngineInfo | None = None
         self.restarts = 0
         self.before: dict[str, float] = {}  # what the engines before this one have counted, by field of EngineStats
@@ -149,6 +154,20 @@ class Metrics:
         """A count over all engines so far, by field of EngineStats."""
         return self.before.get(name, 0) + float(getattr(self.stats, name))
 
+    @property
+    def pacer(self) -> PacerStats:
+        """What the pacer measured last. An idle engine is not woken to say that nothing happens, so that is added
+        here."""
+        stats, age = self.stats, self._clock() - self._heard
+        if stats.running or stats.waiting or age < 1.0:
+            return stats.pacer
+        return replace(
+            stats.pacer,
+            device=None if stats.pacer.device is None else 0.0,
+            cpu=0.0,
+            arrival_rate=stats.pacer.arrival_rate * math.exp(-age / ARRIVALS_MEMORY),
+        )
+
     def submitted(self, n: int) -> None:
         """A user's request was accepted."""
         self._n.observe(n)
@@ -177,7 +196,7 @@ class Metrics:
             tokens: how many of them became part of an answer (those behind a stop string do not).
             gaps: seconds since the outputs of a choice before these → of how many choices.
         """
-        self.stats = stats
+        self.stats, self._heard = stats, self._clock()
         for gap, times in gaps.items():
             self.gaps.observe(gap, times)
         if tokens:
@@ -257,6 +276,7 @@ class _EngineCollector(Collector):
             ("engine_steps", "Steps of the engine.", total("steps_total")),
             ("engine_step_seconds", "Time within steps.", total("step_seconds_total")),
             ("engine_plan_seconds", "Of that, time spent planning.", total("plan_seconds_total")),
+            ("pacer_decisions", "Decisions of the pacer.", total("pacer_decisions_total")),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"noria_{name}", text, labels=["model_name"])
@@ -268,7 +288,38 @@ class _EngineCollector(Collector):
             yield counter
         text = "Gap between consecutive outputs of a choice."
         yield self._metrics.gaps.family("noria_inter_token_latency_seconds", text, "model_name", self._metrics.model)
+        yield from self._pacer(self._metrics.pacer)
         yield from self._config()
+
+    def _pacer(self, pacer: PacerStats) -> Iterator[Metric]:
+        """What is not known yet is left out."""
+        gauges: tuple[tuple[str, str, float | None], ...] = (
+            ("pacer_batch_size", "Most choices that may run at once now.", pacer.batch),
+            ("pacer_token_budget", "Most tokens of a step now.", pacer.budget),
+            ("pacer_predicted_step_seconds", "Predicted duration of a step of the sizes aimed at.", pacer.step_seconds),
+            ("pacer_model_error", "Median relative error of predicted step times of late.", pacer.model_error),
+            ("pacer_trusted", "Whether the learned predictor is trusted.", pacer.trusted),
+            ("request_arrival_rate", "Choices that arrive per second, of late.", pacer.arrival_rate),
+            ("device_utilization", "Achieved share of the device's measured limit, 0 to 1.", pacer.device),
+            ("engine_cpu_utilization", "Share of the processors it may use that the engine uses, 0 to 1.", pacer.cpu),
+            ("memory_utilization", "Share of the memory that the engine may use that is taken, 0 to 1.", pacer.memory),
+        )
+        for name, text, value in gauges:
+            if value is not None:
+                gauge = GaugeMetricFamily(f"noria_{name}", text, labels=["model_name"])
+                gauge.add_metric([self._metrics.model], float(value))
+                yield gauge
+        reached = {"device": pacer.device_reached, "memory": pacer.memory_reached}
+        text = "Whether the load is beyond a threshold, so that the batch does not grow."
+        yield self._states("pacer_threshold_reached", text, "threshold", reached)
+        who = {name: name == pacer.predictor for name in ("learned", "rules", "most", "off")}
+        yield self._states("pacer_predictor", "Whose word sets the sizes: 1 for one of these.", "predictor", who)
+
+    def _states(self, name: str, text: str, label: str, states: Mapping[str, bool]) -> Metric:
+        gauge = GaugeMetricFamily(f"noria_{name}", text, labels=["model_name", label])
+        for state, on in states.items():
+            gauge.add_metric([self._metrics.model, state], float(on))
+        return gauge
 
     def _config(self) -> Iterator[Metric]:
         info = self._metrics.info

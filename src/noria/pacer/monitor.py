@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from noria.messages import ARRIVALS_MEMORY
 from noria.pacer.base import Load, StepShape
 from noria.pacer.gauges import Device, Faded, Memory, Processors
 
 SAMPLES = 1000  # kept
-_ARRIVALS = 3.0  # seconds after which an arrival weighs 1/e
 _LATELY = 32  # requests after which one weighs 1/e in the mean lengths
 _WINDOW = 5.0  # seconds that trends are taken over
 _LEAST = 4  # samples that make a trend
@@ -140,7 +140,7 @@ class Monitor:
         self._memory = memory or Memory()
         self._wall = wall
         self.due = began
-        self._arrivals = Faded(_ARRIVALS, began)
+        self._arrivals = Faded(ARRIVALS_MEMORY, began)
         self._prompts, self._outputs = Mean(), Mean()
         self._trends = (0.0, 0.0, 0.0, 0.0)
         self._cpu.share(began)

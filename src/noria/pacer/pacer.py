@@ -166,5 +166,5 @@ def _stats(decision: Decision) -> PacerStats:
         predictor=decision.predictor,
         device_reached="device" in decision.reached,
         memory_reached="memory" in decision.reached,
-        decisions_total=decision.number,
+        decisions=decision.number,
     )
