@@ -42,7 +42,7 @@ _LEAST_STEPS = 64  # before the model is trusted
 _LEAST_ALIKE = 8  # steps of a size, that it counts as seen
 _LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in
 _GOOD, _BAD = 0.25, 0.4  # median error below which the model becomes trusted, above which it ceases to be
-_LONGEST = 3600.0  # seconds; no step takes longer
+_SHORTEST, _LONGEST = 1e-6, 3600.0  # seconds that a step can take
 # Seconds per feature: a least-squares fit to a model of 135M parameters on two cores, for batches of 1 to 256 and
 # contexts of 128 to 8192 tokens, all within 10 %. Only the proportions matter.
 _PROFILE = np.array((2.3, 0.75, 1.2, 5.2, 9.2, 0.4, 10.0, 2.0)) * 1e-3
@@ -89,8 +89,8 @@ class StepTimeModel:
         self._level = 0.0  # natural logarithm
         self._scale = 0.3  # mean absolute logarithm of taken / predicted
         self._sizes = np.zeros(17, np.int64)
-        self._errors = np.zeros(_REMEMBERED)  # ring: logarithms of taken / predicted, as they were before learning
-        self._erred = 0
+        # [steps, 2] seconds taken, and predicted before they were learned from; the latest first.
+        self._past = np.zeros((0, 2))
         self._trusted = False
         self._pending: list[tuple[int, int, int, int, int, float]] = []
         self._pending_seconds = 0.0
@@ -122,25 +122,31 @@ class StepTimeModel:
     def error(self) -> float:
         """Median absolute relative error of predictions made before the step ran, over the last few hundred steps;
         infinite before the first."""
-        if not self._erred:
+        if not len(self._past):
             return math.inf
-        return float(np.median(np.abs(np.expm1(self._errors[: self._erred]))))
+        return float(np.median(np.abs(self._past[:, 1] / self._past[:, 0] - 1.0)))
 
     @property
     def trusted(self) -> bool:
         """Whether enough steps of enough different sizes were seen, and are predicted well. What was trusted stays so
         until its error is clearly too large."""
         seen = self.steps >= _LEAST_STEPS and int((self._sizes >= _LEAST_ALIKE).sum()) >= _LEAST_SIZES
-        self._trusted = seen and self._erred >= _WARM_UP and self.error <= (_BAD if self._trusted else _GOOD)
+        self._trusted = seen and len(self._past) >= _WARM_UP and self.error <= (_BAD if self._trusted else _GOOD)
         return self._trusted
 
-    def within(self, percent: float) -> float:
-        """Factor on a prediction that `percent` percent of the steps of late kept within; 1 while unknown."""
-        return float(np.exp(np.percentile(self._errors[: self._erred], percent))) if self._erred else 1.0
+    def margin(self, percent: float, steps: float = 1.0) -> float:
+        """Factor on a prediction that `percent` percent of the runs of so many successive steps, taken together, have
+        kept within of late; 1 while unknown."""
+        length = max(1, min(int(steps), len(self._past) // 4))
+        if len(self._past) < length:
+            return 1.0
+        sums = np.cumsum(np.vstack((np.zeros(2), self._past)), axis=0)
+        taken, predicted = (sums[length:] - sums[:-length]).T
+        return float(np.percentile(taken / predicted, percent))
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """A step has taken so long. What cannot be a step's time is left out."""
-        if not 0.0 < seconds < _LONGEST:
+        if not _SHORTEST < seconds < _LONGEST:
             return
         self._pending.append(
             (
@@ -174,8 +180,8 @@ class StepTimeModel:
 
     def predict(self, columns: Floats) -> Floats:
         """What steps will take: [...] seconds for [..., 5] decode rows, decode context, prefill rows, prefill tokens,
-        prefill context, which need not be whole numbers. Zero while no step has been seen."""
-        predicted: Floats = math.exp(self._level) * (features(columns) @ self._theta)
+        prefill context, which need not be whole numbers. Next to nothing while no step has been seen."""
+        predicted: Floats = np.maximum(math.exp(self._level) * (features(columns) @ self._theta), _SHORTEST)
         return predicted
 
     def settle(self) -> None:
@@ -186,20 +192,19 @@ class StepTimeModel:
         self._pending.clear()
         self._pending_seconds = 0.0
         x, taken = features(block[:, :_COLUMNS]), block[:, _COLUMNS]
-        predicted = np.exp(self._level) * (x @ self._theta)
-        errors = np.log(taken / np.maximum(predicted, 1e-9))  # [steps]
+        predicted = np.maximum(math.exp(self._level) * (x @ self._theta), _SHORTEST)
+        errors = np.log(taken / predicted)  # [steps]
         if self.steps:
-            self._note(errors)
+            self._past = np.concatenate((np.column_stack((taken, predicted))[::-1], self._past))[:_REMEMBERED]
+            self._follow(errors)
         weights = self._judge(errors)
         self._fit(x, taken * math.exp(-self._level), weights)
         self.steps += len(taken)
         tokens = block[:, 0] + block[:, 3]
         np.add.at(self._sizes, np.log2(np.clip(tokens, 1.0, 65536.0)).astype(np.int64), 1)
 
-    def _note(self, errors: Floats) -> None:
-        """Keeps errors of predictions, and moves level and scale on."""
-        self._errors = np.concatenate((errors[::-1], self._errors))[:_REMEMBERED]
-        self._erred = min(_REMEMBERED, self._erred + len(errors))
+    def _follow(self, errors: Floats) -> None:
+        """Moves level and scale on."""
         if self.steps < _WARM_UP:
             return
         clip = 3.0 * self._scale
