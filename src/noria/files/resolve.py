@@ -42,12 +42,17 @@ class ModelFiles:
         return self.path if self.path.is_dir() else self.path.parent
 
 
-def models_dir() -> Path:
-    """Where pulled models live: `$NORIA_HOME/models`, or `~/.cache/noria/models`."""
+def home_dir() -> Path:
+    """Noria's own folder: `$NORIA_HOME`, or `~/.cache/noria`."""
     home = os.environ.get("NORIA_HOME")
     if home:
-        return Path(home).expanduser() / "models"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "noria" / "models"
+        return Path(home).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "noria"
+
+
+def models_dir() -> Path:
+    """Where pulled models live: `$NORIA_HOME/models`, or `~/.cache/noria/models`."""
+    return home_dir() / "models"
 
 
 def hub_cache_dir() -> Path:

@@ -14,6 +14,7 @@ Knows shapes and seconds; no clock, no engine.
 from __future__ import annotations
 
 import math
+import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ Floats = NDArray[np.float64]
 
 _COLUMNS = 5  # of a shape: decode rows and context, prefill rows, tokens and context
 FEATURES = 8
+SIZES = 17  # powers of two, of the tokens of steps
 _BLOCK_SECONDS = 0.25  # steps are taken in together when they took so long in all, or ...
 _BLOCK_STEPS = 128  # ... are so many, so that 400 steps a second cost no more than a few
 _WARM_UP = 32  # steps whose errors say more of the model than of the machine: they are not clipped, and set no level
@@ -68,7 +70,7 @@ class Fit(NamedTuple):
     theta: list[float]  # [FEATURES] seconds
     information: list[list[float]]  # [FEATURES, FEATURES]
     stretch: float
-    sizes: list[int]  # [17] steps seen by power of two of their tokens
+    sizes: list[int]  # [SIZES] steps seen by power of two of their tokens
     steps: int
 
 
@@ -88,7 +90,7 @@ class StepTimeModel:
         self._stretch = 0.0  # of the profile to the steps seen, at level 1; natural logarithm
         self._level = 0.0  # natural logarithm
         self._scale = 0.3  # mean absolute logarithm of taken / predicted
-        self._sizes = np.zeros(17, np.int64)
+        self._sizes = np.zeros(SIZES, np.int64)
         # [steps, 2] seconds taken, and predicted before they were learned from; the latest first.
         self._past = np.zeros((0, 2))
         self._trusted = False
@@ -281,3 +283,8 @@ def features(columns: Floats) -> Floats:
 _TYPICAL_ROWS = features(_TYPICAL) / (features(_TYPICAL) @ _PROFILE)[:, None]
 # Information of the profile where it is stretched by 1; the diagonal keeps it solvable.
 _BELIEF = _TYPICAL_ROWS.T @ _TYPICAL_ROWS + np.diag(np.full(FEATURES, 1e-3))
+
+
+def profile_id() -> str:
+    """Changes whenever the features or their typical costs do."""
+    return f"{zlib.crc32(np.concatenate((_PROFILE, _TYPICAL_ROWS.ravel())).round(9).tobytes()):08x}"
