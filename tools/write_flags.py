@@ -10,7 +10,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference" / "flags.md"
 _HEAD = """# Flags of `noria serve`
 
 `python tools/write_flags.py` writes this page. `--config FILE` reads the same names from YAML, with dashes or
-underscores; flags win.
+underscores, and [sections](configuration.md); flags win.
 [Serving](../guides/serving.md) says when to touch them.
 """
 _KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", list[str]: "TEXT"}

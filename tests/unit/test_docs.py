@@ -43,6 +43,15 @@ def test_the_page_of_flags_is_up_to_date() -> None:
     assert read("docs/reference/flags.md") == load_tool("write_flags").page(), "run python tools/write_flags.py"
 
 
+def test_the_page_of_configuration_files_is_up_to_date() -> None:
+    page = load_tool("write_configuration").page()
+    assert read("docs/reference/configuration.md") == page, "run python tools/write_configuration.py"
+
+
+def test_the_example_is_the_one_that_is_tested() -> None:
+    assert read("docs/examples/continuous_batching.yaml") == read("tests/data/continuous_batching.yaml")
+
+
 def test_the_tables_of_the_api_are_up_to_date() -> None:
     page = read("docs/reference/api.md")
     assert page == load_tool("write_api").page(page), "run python tools/write_api.py"

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from noria.config import EngineOptions, ServerOptions, setting
+from noria.config import ENGINE_SETTINGS, EngineOptions, RuleOptions, ServerOptions, setting
 from noria.errors import ConfigError
 from noria.server.keys import hashed, make_keys
 from noria.server.listen import certificate
@@ -44,8 +44,32 @@ SERVER_SETTINGS: dict[str, str] = {
 }
 
 
-_SECRET = ("api_key", "ssl_keyfile_password")
-_SEVERAL = ("api_key", "cors_allow_origins")
+SECRET = ("api_key", "ssl_keyfile_password")
+SEVERAL = ("api_key", "cors_allow_origins")
+
+
+def _field(name: str) -> msgspec.structs.FieldInfo:
+    """Of the options struct that a setting belongs to; constants of the rules are called rules.NAME."""
+    if name in SERVER_SETTINGS:
+        owner: Any = ServerOptions
+        field = SERVER_SETTINGS[name]
+    elif name.startswith("rules."):
+        owner, field = RuleOptions, name.removeprefix("rules.")
+    else:
+        part, field = ENGINE_SETTINGS[name]
+        owner = next(known.type for known in msgspec.structs.fields(EngineOptions) if known.name == part)
+    return next(known for known in msgspec.structs.fields(owner) if known.name == field)
+
+
+def hint_of(name: str) -> Any:
+    """The type of a setting, by the name of its flag."""
+    return _field(name).type
+
+
+def default_of(name: str) -> Any:
+    """What a setting is if nothing sets it."""
+    default = _field(name).default
+    return not default if name == "static_batching" else default
 
 
 def server_options(settings: Mapping[str, Any]) -> ServerOptions:
@@ -53,8 +77,8 @@ def server_options(settings: Mapping[str, Any]) -> ServerOptions:
     values: dict[str, Any] = {}
     for name, value in settings.items():
         field = SERVER_SETTINGS[name]
-        given = (value,) if name in _SEVERAL and isinstance(value, str) else value
-        values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"), name in _SECRET)
+        given = (value,) if name in SEVERAL and isinstance(value, str) else value
+        values[field] = setting(ServerOptions, field, given, "--" + name.replace("_", "-"), name in SECRET)
     options = ServerOptions(**values)
     if not 0 <= options.port <= 65535:
         raise ConfigError(f"must be in 0…65535, got {options.port}", "--port")

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("noria.cli.chat:chat", "Chat in the terminal, with a model or a server."),
     "pull": ("noria.cli.pull:pull_command", "Download a model."),
     "bench": ("noria.cli.bench:app", "Measure a server, or the engine alone."),
+    "config": ("noria.cli.config:app", "Show a server's configuration, and what a file of it may hold."),
     "doctor": ("noria.cli.doctor:doctor_command", "Show this machine and what would run on it."),
 }
 
