@@ -57,6 +57,10 @@ class Span:
     start: float
     end: float
 
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class Level:

@@ -40,26 +40,33 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An engine at one moment of a run. `batch`, `budget`: most running requests, most tokens of a step."""
+    """An engine at one moment of a run.
+
+    Attributes:
+        batch, budget: most running requests, most tokens of a step. arrival_rate: requests per second, as the pacer
+            measures it; 0 without one.
+    """
 
     at: float
     running: int
     waiting: int
     batch: int
     budget: int
+    arrival_rate: float
 
 
 class Sampler:
     """Keeps the state of an engine over time, often enough for a chart."""
 
-    def __init__(self, core: EngineCore) -> None:
-        self._most = core.info.max_num_seqs, core.info.max_num_batched_tokens
+    def __init__(self) -> None:
         self.samples: list[Sample] = []
 
     def take(self, now: float, stats: EngineStats) -> None:
         """Keeps what a step said unless the last sample is recent."""
         if not self.samples or now >= self.samples[-1].at + _SAMPLED:
-            self.samples.append(Sample(now, stats.running, stats.waiting, *self._most))
+            pacer = stats.pacer
+            sizes = pacer.batch, pacer.budget, pacer.arrival_rate
+            self.samples.append(Sample(now, stats.running, stats.waiting, *sizes))
 
 
 def sizes(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:

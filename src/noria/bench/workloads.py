@@ -108,27 +108,55 @@ def make_requests(
     words = text.split(" ")
     if source == "random":
         words = rng.choices(words, k=len(words))
-    cutter = _Cutter(words, encoder)
-    shared = cutter.cut(0, spec.shared, first=True) if spec.shared else ""
-    seen: set[str] = set()
     arrivals = _arrivals(spec, rng)
+    prompts = _Prompts(words, encoder, rng, spec.requests, spec.shared)
     made = []
     for at in arrivals:
-        tokens = _length(spec.input, rng)
+        prompt, ids = prompts.cut(_length(spec.input, rng))
+        made.append(BenchRequest(prompt, ids, _length(spec.output, rng), at))
+    return made
+
+
+def place_requests(
+    rows: Sequence[tuple[float, int, int]], encoder: Encoder, seed: int = 0, unit: float = 1.0
+) -> list[BenchRequest]:
+    """Requests of known times and lengths, with different prompts of English.
+
+    Args:
+        rows: time of arrival, prompt tokens, output tokens. unit: seconds that a time of 1 stands for.
+    """
+    prompts = _Prompts(english_text().split(" "), encoder, random.Random(seed), len(rows))
+    return [BenchRequest(*prompts.cut(tokens), output, at * unit) for at, tokens, output in rows]
+
+
+class _Prompts:
+    """Cuts prompts that are all different.
+
+    Args:
+        count: how many are wanted. shared: tokens that all prompts begin with.
+    """
+
+    def __init__(self, words: list[str], encoder: Encoder, rng: random.Random, count: int, shared: int = 0) -> None:
+        self._words, self._encoder, self._rng, self._count = words, encoder, rng, count
+        self._cutter = _Cutter(words, encoder)
+        self._shared = self._cutter.cut(0, shared, first=True) if shared else ""
+        self._seen: set[str] = set()
+
+    def cut(self, tokens: int) -> tuple[str, tuple[int, ...]]:
+        """The next one, of `tokens` own tokens, and what it encodes to."""
         for _ in range(_MOST_CUTS):
-            prompt = shared + cutter.cut(rng.randrange(len(words)), tokens, first=not shared)
-            if prompt not in seen:
+            start = self._rng.randrange(len(self._words))
+            prompt = self._shared + self._cutter.cut(start, tokens, first=not self._shared)
+            if prompt not in self._seen:
                 break
         else:
             raise ConfigError(
-                f"the text has too few pieces of {tokens} tokens for {spec.requests} different prompts: "
+                f"the text has too few pieces of {tokens} tokens for {self._count} different prompts: "
                 "take a longer text or longer prompts",
                 "--dataset",
             )
-        seen.add(prompt)
-        ids = tuple(encoder.encode(prompt, add_bos=True))
-        made.append(BenchRequest(prompt, ids, _length(spec.output, rng), at))
-    return made
+        self._seen.add(prompt)
+        return prompt, tuple(self._encoder.encode(prompt, add_bos=True))
 
 
 class _Cutter:

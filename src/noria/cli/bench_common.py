@@ -169,7 +169,7 @@ def run_in_process(
 
     requests = workload(spec, options.model.model, dataset, seed)
     with open_engine(options, profile) as core, progress(len(requests), title) as done:
-        sampler = Sampler(core)
+        sampler = Sampler()
         return LoadRun(run_offline(core, requests, spec.concurrency, done, sampler), sampler.samples)
 
 

@@ -1,0 +1,193 @@
+"""`noria bench adaptive`: the trace is frozen, phases are kept apart, goodput is counted right, replays are exact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import adaptive_trace
+import msgspec
+import pytest
+
+from noria.bench.adaptive import PACER, Turn, by_phase, calibrate, compete, verdict
+from noria.bench.http import Record
+from noria.bench.offline import Sampler, run_offline, sizes
+from noria.bench.simulate import VirtualClock, simulated_engine, small_machine
+from noria.bench.trace import Aims, Calibration, Load, Speed, Trace, TracePhase, aims, load_trace, read_trace
+from noria.bench.workloads import BenchRequest
+from noria.errors import ConfigError
+from noria.pacer.base import StepShape
+
+FROZEN = "bca56a1677c1f4996ef52eddf0c2f82cbb87d28ee2c242dc2143ef3a56e346da"
+LOAD = Load(requests=4, prompt=2, output=2, small=1, large=4)
+
+
+def tiny_trace(**changes: Any) -> Trace:
+    phases = [
+        TracePhase(name="first", length=10.0, requests=[(0.0, 3, 2), (5.0, 3, 2)]),
+        TracePhase(name="second", length=5.0, requests=[(1.0, 4, 1)]),
+    ]
+    return Trace(
+        **({"about": "", "calibration": LOAD, "ttft_place": 0.5, "tpot_place": 0.5, "phases": phases} | changes)
+    )
+
+
+def record(ttft: float, tpot: float = 0.0, tokens: int = 2, error: str | None = None) -> Record:
+    chunks = [ttft + tpot * index for index in range(tokens)]
+    return Record(start=0.0, end=chunks[-1], chunks=chunks, output_tokens=tokens, error=error)
+
+
+# ---------------------------------------------------------------------------------------------------- the trace
+
+
+def test_the_trace_is_frozen() -> None:
+    trace, digest = load_trace()
+    assert digest == FROZEN
+    assert [phase.name for phase in trace.phases] == ["calm", "ramp", "burst", "long prompts", "calm again"]
+    assert [len(phase.requests) for phase in trace.phases] == [20, 374, 173, 352, 20]
+    assert max(prompt + output for _, prompt, output in trace.rows()) <= 1024
+    made = adaptive_trace.make_trace()
+    assert read_trace(adaptive_trace.dump(made).encode()) == trace
+
+
+def test_times_of_phases_and_requests() -> None:
+    trace = tiny_trace()
+    assert trace.rows() == [(0.0, 3, 2), (5.0, 3, 2), (11.0, 4, 1)]
+    assert trace.owners() == [0, 0, 1]
+    assert [(span.name, span.start, span.end) for span in trace.spans(2.0)] == [
+        ("first", 0.0, 20.0),
+        ("second", 20.0, 30.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([], "has no phases"),
+        ([{"name": "a", "length": 1.0, "requests": []}], "phase 'a' are not in order"),
+        ([{"name": "a", "length": 1.0, "requests": [[0.5, 1, 1], [0.2, 1, 1]]}], "phase 'a' are not in order"),
+        ([{"name": "a", "length": 1.0, "requests": [[1.5, 1, 1]]}], "not in order within it"),
+        ([{"name": "a", "length": 1.0, "requests": [[0.5, 0, 1]]}], "a request without tokens"),
+        ([{"name": "a", "length": 1.0, "requests": [[0.5, 1]]}], "cannot be used"),
+    ],
+)
+def test_what_is_no_trace_is_refused(phases: list[Any], message: str) -> None:
+    raw = msgspec.to_builtins(tiny_trace()) | {"phases": phases}
+    with pytest.raises(ConfigError, match=message):
+        read_trace(json.dumps(raw).encode())
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--trace: .*none\.json cannot be read"):
+        load_trace(tmp_path / "none.json")
+
+
+# ---------------------------------------------------------------------------------------------------- accounting
+
+
+def test_objectives_lie_between_what_the_sizes_give() -> None:
+    small = Speed(batch=1, request=2.0, ttft=8.0, tpot=0.01)
+    large = Speed(batch=4, request=1.0, ttft=2.0, tpot=0.04)
+    found = Calibration(model="m", small=small, large=large)
+    assert found.unit == 1.0
+    goals = aims(tiny_trace(), found)
+    assert (goals.ttft, goals.tpot) == (pytest.approx(4.0), pytest.approx(0.02))
+    assert aims(tiny_trace(tpot_place=1.0), found, ttft_ms=5.0) == Aims(ttft=0.005, tpot=pytest.approx(0.04))
+
+
+def test_a_request_counts_where_it_arrived_and_only_within_both() -> None:
+    goals = Aims(ttft=1.0, tpot=0.1)
+    records = [record(0.5, 0.05), record(0.5, 0.2), record(0.9, tokens=1)]
+    first, second = by_phase(tiny_trace(), 0.5, records, goals)
+    assert (first["phase"], first["met"], first["requests"]) == ("first", 1, 2)
+    assert first["goodput_requests_per_s"] == pytest.approx(1 / 5.0)
+    assert second["goodput_requests_per_s"] == pytest.approx(1 / 2.5)
+    assert first["tpot_ms"]["max"] == pytest.approx(200)
+    assert not goals.met(record(1.1, 0.05))
+    assert not goals.met(record(0.5, 0.05, error="gone"))
+
+
+def test_the_verdict_compares_with_the_best_of_each_phase() -> None:
+    """Of three phases' requests, "8" meets those of the first, "64" those of the second, the pacer of both."""
+    late = record(9.0)
+    good = record(0.1)
+    answers = {"8": [good, good, late], "64": [good, late, good], PACER: [good, good, good]}
+    goals = Aims(ttft=1.0, tpot=1.0)
+    found = compete(list(answers), 3, tiny_trace(), 1.0, goals, lambda name: Turn(0.0, answers[name]))
+    said = verdict(found)
+    assert said["best_of_phases"] == {"met": 3.0, "sizes": ["8", "64"]}
+    assert said["best_single"] == {"met": 2.0, "size": "8", "of_best_of_phases": pytest.approx(2 / 3)}
+    assert said["pacer"]["of_best_of_phases"] == 1.0
+    assert said["pacer"]["over_best_single"] == 1.5
+    assert said["pacer"]["of_best_by_phase"] == [1.0, 1.0]
+    assert len(said["pacer"]["turns"]) == 3
+    assert "pacer" not in verdict(found[:2])
+    assert verdict(found[2:]) == {}
+
+
+def test_turns_are_medians_and_everybody_has_a_turn_before_anybody_has_two() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> Turn:
+        order.append(name)
+        turn = len(order) // 2
+        return Turn(0.0, [record(0.1)] * turn + [record(9.0)] * (3 - turn))
+
+    found = compete(["8", "16"], 3, tiny_trace(), 1.0, Aims(ttft=1.0, tpot=1.0), run)
+    assert order == ["8", "16"] * 3
+    assert [one.all_met for one in found] == [1.0, 2.0]
+    assert (found[0].median, found[1].met(1)) == (1, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------- virtual time
+
+
+def test_steps_take_the_time_they_are_said_to_take() -> None:
+    clock = VirtualClock()
+    asked: list[StepShape] = []
+
+    def seconds(shape: StepShape) -> float:
+        asked.append(shape)
+        return 0.01 * shape.tokens
+
+    core = simulated_engine(adaptive_trace.fixed(8), clock, seconds)
+    start, sampler = clock.now(), Sampler()
+    requests = [BenchRequest("", tuple(range(1, 11)), 3, 0.0), BenchRequest("", tuple(range(20, 25)), 2, 5.0)]
+    first, second = run_offline(core, requests, None, sampler=sampler, clock=clock)
+    assert first.start == start
+    assert first.ttft == pytest.approx(0.1)
+    assert first.tpot == pytest.approx(0.01)
+    assert second.start == start + 5.0  # when it was due, whenever the engine looked
+    assert second.ttft == pytest.approx(0.05, abs=0.0011)
+    assert [(one.prefill_tokens, one.decode_rows, one.decode_context) for one in asked[:3]] == [
+        (10, 0, 0),
+        (0, 1, 11),
+        (0, 1, 12),
+    ]
+    assert sizes(sampler.samples)["batch"] == {"least": 8, "median": 8.0, "most": 8}
+
+
+def test_virtual_runs_repeat_exactly() -> None:
+    rows = adaptive_trace.placed([(0.1 * turn, 20 + turn, 5) for turn in range(30)], 1.0)
+    runs = [adaptive_trace.simulate(adaptive_trace.fixed(4), rows, small_machine, 0.2) for _ in range(2)]
+    assert runs[0].records == runs[1].records
+
+
+def test_the_calibration_tells_the_sizes_apart() -> None:
+    trace, _ = load_trace()
+    load = adaptive_trace.placed([(0.0, trace.calibration.prompt, trace.calibration.output)] * 64, 1.0)
+    found = calibrate(
+        "m", trace, lambda size: adaptive_trace.simulate(adaptive_trace.fixed(size), load, small_machine, 0.0).records
+    )
+    assert found.small.ttft > found.large.ttft
+    assert found.small.tpot < found.large.tpot
+    assert found.small.request > found.large.request == found.unit
+
+
+def test_no_single_size_does_for_all_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the sizes that are the best of some phase or nearly so; the others reach less."""
+    found = adaptive_trace.compete_in_virtual_time(load_trace()[0], (8, 16, 64), 1.0, 0.0)
+    said = verdict(found)
+    assert said["best_of_phases"]["sizes"][1:4] == ["64", "64", "8"]
+    assert said["best_single"]["of_best_of_phases"] <= 0.75
