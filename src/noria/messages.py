@@ -104,7 +104,14 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True, tag="vocabulary",
     special_ids: tuple[int, ...]
 
 
-ToEngine = Hello | Submit | Abort | Control | Vocabulary
+class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
+    """What became of a request? It is answered in a StepOutputs, by `Explained` with the same `ask`."""
+
+    ask: int
+    request_id: int
+
+
+ToEngine = Hello | Submit | Abort | Control | Vocabulary | Explain
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
@@ -237,6 +244,63 @@ class LogProbs(msgspec.Struct, frozen=True, array_like=True):
     top: bytes
 
 
+class Phase(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a request's time in an engine, seconds on the engine's clock.
+
+    Attributes:
+        cause: "running", or what it waited for (`engine.history.Cause`, in lower case).
+        steps: that ran it; of a wait, how often a step was planned without it. first_step: number of the first.
+        tokens: that it computed.
+        batch, budget: sizes in force at its end; running, waiting: requests, then.
+    """
+
+    start: float
+    end: float
+    cause: str
+    steps: int = 0
+    first_step: int = 0
+    tokens: int = 0
+    batch: int = 0
+    budget: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+class Explained(msgspec.Struct, frozen=True, array_like=True, tag="explained", kw_only=True):
+    """What became of a request in this engine. Seconds are on the engine's clock.
+
+    Attributes:
+        ask: as in `Explain`. now: when this was said. known: False: this engine knows nothing of it.
+        received: output tokens that it had from another engine. ahead: requests that waited when it came.
+        phases: one after the other, without a gap, from `submitted` to `ended`, or to now.
+        numbers: int64 column [steps]; starts, ends: float64 columns [steps]; own, rows, tokens: int32 columns [steps],
+            tokens that the request computed in each step, and rows and tokens of the step. inf: not known yet.
+        left_out: earlier steps that ran it.
+        own_seconds: of the seconds of all its steps, its share by tokens.
+    """
+
+    ask: int
+    now: float
+    known: bool = True
+    submitted: float = 0.0
+    ended: float | None = None
+    reason: FinishReason | None = None
+    prompt_tokens: int = 0
+    received: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    ahead: int = 0
+    phases: tuple[Phase, ...] = ()
+    numbers: bytes = b""
+    starts: bytes = b""
+    ends: bytes = b""
+    own: bytes = b""
+    rows: bytes = b""
+    tokens: bytes = b""
+    left_out: int = 0
+    own_seconds: float = 0.0
+
+
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", kw_only=True):
     """All that one step has for one client.
 
@@ -245,6 +309,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", k
         logprobs: request id → log-probabilities of its tokens in this message, for those who asked.
         prompt_logprobs: request id → log-probabilities of prompt tokens 1 … computed in this step.
         started: requests whose first admission this is (one that a stop string ends has no `Finished`).
+        answers: to questions.
     """
 
     step: int
@@ -256,6 +321,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", k
     prompt_logprobs: dict[int, LogProbs] = {}
     stats: EngineStats = EngineStats()
     started: tuple[Started, ...] = ()
+    answers: tuple[Explained, ...] = ()
 
 
 FromEngine = EngineInfo | Refused | StepOutputs
