@@ -39,6 +39,7 @@ class _Account:
         self._rows = history.ring.rows(life.submitted)
         self._since = float(self._rows["planned"][0]) if history.ring.full and len(self._rows) else -NEVER
         self._phases: list[Phase] = []
+        self._lost = 0  # steps that are forgotten
         self._steps = [np.empty(0, np.int64)]
         self._own = [np.empty(0, np.int32)]  # [steps] tokens that it computed
 
@@ -66,7 +67,7 @@ class _Account:
             own=own[last].astype("<i4").tobytes(),
             rows=rows["rows"][last].astype("<i4").tobytes(),
             tokens=rows["tokens"][last].astype("<i4").tobytes(),
-            left_out=max(0, len(own) - _MOST_STEPS),
+            left_out=self._lost + max(0, len(own) - _MOST_STEPS),
             own_seconds=float((spans * own / np.maximum(rows["tokens"], 1)).sum()),
         )
 
@@ -110,6 +111,7 @@ class _Account:
         lead = float(planned[first]) if len(causes) else end
         if before is not None and before.preempted is not None:
             causes[planned[first : first + len(causes)] <= before.preempted] = Cause.PREEMPTED
+            causes[:1] = Cause.PREEMPTED
             self._lay(at, lead, Cause.PREEMPTED)
         else:
             busy = min(max(at, self._busy(first)), lead)
@@ -144,18 +146,20 @@ class _Account:
 
     def _lay(self, at: float, end: float, cause: Cause, row: int | None = None, turns: int = 0) -> None:
         """A wait, but for the pauses within it."""
-        pauses = self._life.pauses
-        for begin, stop in zip(pauses[::2], pauses[1::2], strict=True):
-            if stop > at and begin < end:
-                at = self._add(at, begin, cause, row, turns)
-                at = self._add(at, min(stop, end), Cause.PREFIX, row, turns)
+        for pause in self._life.pauses:
+            if pause.end > at and pause.begin < end:
+                at = self._add(at, pause.begin, cause, row, turns)
+                at = self._add(at, min(pause.end, end), pause.cause, row, turns)
         self._add(at, end, cause, row, turns)
 
     def _add(self, at: float, end: float, cause: Cause, row: int | None = None, turns: int = 0) -> float:
         """A wait, if it has any length; returns its end. `row`: the last of `turns` plannings without the request."""
         if end <= at:
             return at
-        self._phases.append(Phase(at, end, cause.name.lower(), turns, 0, 0, *self._sizes(row)))
+        name, phases = cause.name.lower(), self._phases
+        if phases and phases[-1].cause == name:  # a pause that lasted for several plannings
+            at, turns = phases[-1].start, phases.pop().steps + turns
+        phases.append(Phase(at, end, name, turns, 0, 0, *self._sizes(row)))
         return end
 
     def _sizes(self, row: int | None) -> tuple[int, int, int, int]:
@@ -215,6 +219,7 @@ class _Account:
             end = self._end if run.preempted is None else run.preempted
         end = min(max(at, end), self._end)
         self._phases.append(Phase(at, end, RUNNING, steps, run.first))
+        self._lost += steps
         return end
 
 

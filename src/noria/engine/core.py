@@ -14,9 +14,11 @@ from collections.abc import Callable
 from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
 from noria.config import CacheOptions, SchedulerOptions
+from noria.engine.account import explain
 from noria.engine.flight import Flight
 from noria.engine.forecast import Forecast
 from noria.engine.grammars import Compiling
+from noria.engine.history import History, Planned, without
 from noria.engine.outputs import Outputs
 from noria.engine.pacing import Pacing
 from noria.engine.request import RefusedRequest, Request, make_request
@@ -28,6 +30,7 @@ from noria.messages import (
     Control,
     EngineInfo,
     EngineStats,
+    Explain,
     Finished,
     PacerStats,
     StepOutputs,
@@ -70,7 +73,8 @@ class EngineCore:
         if cache.block_size != worker.block_size:
             raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
-        self._scheduler = Scheduler(self._manager, scheduler, slots)
+        self._history = History(static=not scheduler.continuous)
+        self._scheduler = Scheduler(self._manager, scheduler, slots, self._history)
         self._pacing = Pacing(pacer, self._scheduler) if pacer is not None and scheduler.continuous else None
         self._off = PacerStats(slots, scheduler.max_num_batched_tokens)
         self._compiling = Compiling(executor.compile_grammar)
@@ -144,6 +148,9 @@ class EngineCore:
             self._control(message)
         elif isinstance(message, Vocabulary):
             self._executor.load_vocabulary(message)
+        elif isinstance(message, Explain):
+            self._history.now = self._clock()
+            self._outputs.answers.append(explain(self._history, message.ask, message.request_id))
 
     def step(self) -> StepOutputs | None:
         """One turn. Returns what there is to say, if anything.
@@ -178,6 +185,7 @@ class EngineCore:
 
     def _plan(self, began: float) -> tuple[bool, float]:
         """Submits a step if there is room for one in flight; returns whether, and when it had been planned."""
+        self._history.now = began
         if self._compiling:
             self._take_compiled(began)
         if len(self._flights) >= self._depth:
@@ -187,6 +195,7 @@ class EngineCore:
         flight = self._scheduler.schedule(began, self._outputs)
         for request in self._scheduler.take_uncompiled():
             self._compiling.add(request)
+        self._note_planning(flight)
         planned = self._clock()
         if flight is None:
             return False, planned
@@ -197,6 +206,17 @@ class EngineCore:
         self._executor.submit(flight.plan, alone=self._depth == 1 and not self._flights)
         self._flights.append(flight)
         return True, planned
+
+    def _note_planning(self, flight: Flight | None) -> None:
+        """Writes down what was planned, at `began`."""
+        scheduler, sizes = self._scheduler, self._scheduler.sizes
+        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        if flight is None and not waiting:
+            return
+        plan = flight.plan if flight is not None else None
+        left = None if plan is None else without(plan, scheduler.running)
+        closed, skipped = scheduler.closed, scheduler.skipped
+        self._history.planned(Planned(plan, running, waiting, sizes.batch, sizes.budget, closed, skipped, left))
 
     def _collect(self) -> float:
         """Takes in the results of the oldest step in flight; returns the seconds that took once they were there."""
@@ -210,7 +230,8 @@ class EngineCore:
             self._forecast.learn(oldest.plan, collected - self._began)
         if self._pacing is not None:
             self._pacing.collected(oldest, collected - self._turned, collected)
-        self._began = self._turned = collected
+        self._began = self._turned = self._history.now = collected
+        self._history.ran()
         self._scheduler.update(oldest, result, collected, self._outputs)
         return self._clock() - collected
 
@@ -237,15 +258,17 @@ class EngineCore:
         return outputs.message(self._scheduler.collected, self.stats)
 
     def _abort(self, request_ids: frozenset[int]) -> None:
+        self._history.now = self._clock()
         for request_id in request_ids:
-            self._compiling.remove(request_id)
+            if (request := self._compiling.remove(request_id)) is not None:
+                self._history.ended(request, "abort")
             self._scheduler.abort(request_id)
         outputs = self._outputs
         outputs.finished = [end for end in outputs.finished if end.request_id not in request_ids]
         outputs.stats_wanted = True  # so that the client sees blocks and slots come back
 
     def _submit(self, submit: Submit) -> None:
-        now = self._clock()
+        now = self._history.now = self._clock()
         if submit.request_id in self._scheduler.requests or submit.request_id in self._compiling:
             _log.error("request %d was submitted twice; the second submission is ignored", submit.request_id)
             return
@@ -254,6 +277,7 @@ class EngineCore:
         except RefusedRequest as refusal:
             self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
             return
+        self._history.submitted(request, len(self._scheduler.waiting) + len(self._compiling))
         if self._pacing is not None:
             self._pacing.arrived(request, now)
         if request.params.grammar is not None and self._prefetch:
@@ -270,6 +294,7 @@ class EngineCore:
             elif failure is None:
                 self._scheduler.submit(request, now, self._outputs)
             else:
+                self._history.ended(request, "error")
                 self._outputs.add_finished(request, "error", now, message=failure)
 
     def _request(self, submit: Submit, now: float) -> Request:

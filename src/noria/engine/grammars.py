@@ -38,9 +38,10 @@ class Compiling:
         assert request.params.grammar is not None
         self._waiting[request.id] = request, self._compile(request.params.grammar)
 
-    def remove(self, request_id: int) -> None:
-        """Forgets a request, if it is here."""
-        self._waiting.pop(request_id, None)
+    def remove(self, request_id: int) -> Request | None:
+        """Forgets a request, if it is here, and returns it."""
+        found = self._waiting.pop(request_id, None)
+        return None if found is None else found[0]
 
     def take(self) -> list[tuple[Request, str | None]]:
         """Requests that are ready, the first to come first, and why some of them cannot run."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from noria.engine.columns import Running
 from noria.engine.request import Request
 from noria.messages import FinishReason
 from noria.plan import Int32, StepPlan
@@ -23,7 +24,7 @@ _KEPT = 1000  # lives that have ended
 _ROWS = 1 << 15  # plannings; at 20 ms a step these are ten minutes
 _NOTES = 1 << 18  # rows of steps that did not compute just one token
 _BEFORE = 3  # rows that are given beside those asked for: steps that may have been under way
-_MOST_PAUSES = 64  # of one request that waits for prefixes
+_MOST_PAUSES = 64  # of one request
 NEVER = float("inf")
 
 
@@ -42,7 +43,8 @@ class Cause(enum.IntEnum):
     PREEMPTED = 9  # it had to give way
     LOOKUPS = 10  # a step that looks up no more prefixes
     GATHERING = 11  # an engine at rest to begin
-    FORGOTTEN = 12  # not known any more
+    KIND = 12  # a step of its kind: prefill and decode are kept apart
+    FORGOTTEN = 13  # not known any more
 
 
 # planned, start, end, step, newest, notes, rows, tokens, running, waiting, batch, budget, noted, closed, skipped
@@ -77,8 +79,8 @@ class Run:
 
     Attributes:
         at: when the first of them was planned.
-        first, last: numbers of steps; last is None while it runs.
-        preempted: when it had to give way, if it did.
+        first, last: numbers of steps; there is a last one if it had to give way.
+        preempted: when it did.
     """
 
     at: float
@@ -89,6 +91,15 @@ class Run:
 
 
 @dataclass(slots=True)
+class Pause:
+    """Time out of line, until another request has computed a prefix, or a grammar is there."""
+
+    begin: float
+    cause: Cause
+    end: float = NEVER
+
+
+@dataclass(slots=True)
 class Life:
     """The moments of one request. Times are seconds on the engine's clock.
 
@@ -96,7 +107,6 @@ class Life:
         received: output tokens that it had from another engine.
         ahead: how many waited when it came.
         queued: when it was in line; later than `submitted` if its grammar had to be compiled.
-        pauses: begin and end of each wait for a prefix, one after the other.
     """
 
     request_id: int
@@ -107,7 +117,7 @@ class Life:
     ahead: int = 0
     queued: float | None = None
     runs: list[Run] = field(default_factory=list)
-    pauses: list[float] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
     cached_tokens: int = 0
     ended: float | None = None
     reason: FinishReason | None = None
@@ -136,6 +146,16 @@ class Planned:
     without: Int32 | None = None
 
 
+def without(plan: StepPlan, running: Running) -> Int32 | None:
+    """[slots] of running requests that have no row in a plan; None: all have one."""
+    if len(plan.slots) == len(running):
+        return None
+    idle = np.zeros(int(running.slots.max()) + 1, np.bool_)
+    idle[running.slots] = True
+    idle[plan.slots] = False
+    return np.flatnonzero(idle).astype(np.int32)
+
+
 class Ring:
     """The last plannings, oldest first, and beside them the rows that computed none or several tokens.
 
@@ -144,7 +164,8 @@ class Ring:
 
     def __init__(self, rows: int = _ROWS, notes: int = _NOTES) -> None:
         self._size, self._most_notes = rows, notes
-        self._bytes = bytearray(rows * _ROW.size)
+        self._table = np.zeros(rows, ROW)  # memory that the system gives when it is first written
+        self._bytes = self._table.view(np.uint8).data
         self._slots = np.zeros(notes, np.int32)  # [notes]
         self._counts = np.zeros(notes, np.int32)  # [notes] tokens; 0: it ran, without a row
         self._turns = 0  # written so far
@@ -224,15 +245,12 @@ class Ring:
     def rows(self, since: float) -> Rows:
         """[rows] a copy of those planned at `since` or later and of a few before, oldest first. `end` is inf of steps
         under way, `start` too of those that have not begun."""
-        table = np.frombuffer(self._bytes, ROW)
-        at = self._turns % self._size
-        older = table[at:] if self._turns > self._size else table[:0]
-        newer = table[:at] if self._turns > self._size or at else table[: self._turns]
-        from_newer = int(np.searchsorted(newer["planned"], since)) - _BEFORE
-        if from_newer >= 0:
-            return newer[from_newer:].copy()
-        from_older = int(np.searchsorted(older["planned"], since)) if from_newer == -_BEFORE else len(older)
-        return np.concatenate((older[max(0, min(from_older, len(older) + from_newer)) :], newer))
+        at, count = self._turns % self._size if self.full else 0, min(self._turns, self._size)
+        planned = self._table["planned"]
+        planned = np.concatenate((planned[at:], planned[:at]))[:count]
+        first = max(0, int(np.searchsorted(planned, since)) - _BEFORE)
+        found: Rows = self._table[(np.arange(first, count) + at) % self._size]
+        return found
 
     def notes(self, rows: Rows, slot: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Indices of consecutive `rows` in which the request in `slot` computed other than one token, and how many; 0:
@@ -292,24 +310,22 @@ class History:
         if (life := self._lives.get(request.id)) is not None and life.runs:
             life.runs[-1].last, life.runs[-1].preempted = step, self.now
 
-    def paused(self, request: Request) -> None:
-        """It waits for a prefix that another one computes."""
-        if (life := self._lives.get(request.id)) is not None and len(life.pauses) < 2 * _MOST_PAUSES:
-            life.pauses += (self.now, NEVER)
+    def paused(self, request: Request, cause: Cause) -> None:
+        """It is out of line."""
+        if (life := self._lives.get(request.id)) is not None and len(life.pauses) < _MOST_PAUSES:
+            life.pauses.append(Pause(self.now, cause))
 
     def resumed(self, request: Request) -> None:
         """It is in line again."""
-        if (life := self._lives.get(request.id)) is not None and life.pauses and life.pauses[-1] == NEVER:
-            life.pauses[-1] = self.now
+        if (life := self._lives.get(request.id)) is not None and life.pauses and life.pauses[-1].end == NEVER:
+            life.pauses[-1].end = self.now
 
-    def ended(self, request: Request, reason: FinishReason, step: int) -> None:
-        """It ended; `step` is the last whose results are in."""
+    def ended(self, request: Request, reason: FinishReason) -> None:
+        """It has come to its end, or is forgotten."""
         life = self._lives.pop(request.id, None)
         if life is None:
             return
         life.ended, life.reason, life.cached_tokens = self.now, reason, request.cached_tokens
-        if life.runs and life.runs[-1].last is None:
-            life.runs[-1].last = step
         self._ended[request.id] = life
         if len(self._ended) > self._kept:
             self._ended.popitem(last=False)
@@ -317,7 +333,7 @@ class History:
     # ------------------------------------------------------------------------------------------ steps
 
     def planned(self, made: Planned) -> None:
-        """A planning, begun at `now`."""
+        """A planning, begun `now`."""
         self.ring.plan(self.now, made, self._newest)
         self._newest = 0
 

@@ -9,6 +9,7 @@ from noria.cache.manager import BlockTable, CacheManager
 from noria.config import SchedulerOptions
 from noria.engine.columns import Running
 from noria.engine.fair import make_tenancy
+from noria.engine.history import History
 from noria.engine.outputs import Outputs
 from noria.engine.policy import KEYS
 from noria.engine.prefix import Prefixes
@@ -30,11 +31,11 @@ class Members:
         uncompiled: requests that wait for nothing but their grammars, and have not been handed on for it.
     """
 
-    def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int) -> None:
+    def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int, history: History) -> None:
         self.requests: dict[int, Request] = {}
         self.tenancy = make_tenancy(options, slots)
         self._key = KEYS[options.policy]
-        self.waiting = WaitingQueue(self._key, self.tenancy.line)
+        self.waiting = WaitingQueue(self._key, self.tenancy.line, history)
         self.running = Running(slots)
         self.prefixes = Prefixes(manager, self.waiting, slots)
         self.counters = Counters()
@@ -44,6 +45,7 @@ class Members:
         self.uncompiled: list[Request] = []
         self._prefetch = options.prefetch
         self._manager = manager
+        self._history = history
 
     def submit(self, request: Request, now: float, outputs: Outputs) -> None:
         """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
@@ -53,6 +55,7 @@ class Members:
             self.prefixes.look_ahead(request)
         self.tenancy.joined(request, now)
         self.waiting.push(request)
+        self._history.queued(request)
         if request.output_length and (reason := ending(request)):
             last = request.tokens[-1]
             self.finish(request, reason, now, outputs, last if reason == "stop" else None)
@@ -81,6 +84,16 @@ class Members:
             request.scores.clear()  # of an earlier time
             self.scoring.add(slot)
 
+    def extend(self, slot: int, size: int) -> list[int] | None:
+        """New blocks for the request in a slot, so that `size` tokens fit; None if there are too few."""
+        request = self.running.requests[slot]
+        assert request is not None
+        assert request.table is not None
+        blocks = self._manager.grow(request.table, size)
+        if blocks is not None:
+            self.running.capacity[slot] = len(request.table.blocks) * self._manager.block_size
+        return blocks
+
     def preempt(self, request: Request, idle_from: int) -> None:
         """Back to waiting; it will compute again what the cache has given up by then, and go on as if nothing was.
 
@@ -94,20 +107,21 @@ class Members:
         request.idle_from = idle_from
         self.waiting.push(request)
         self.counters.preemptions += 1
+        self._history.preempted(request, idle_from)
 
     def finish(
         self, request: Request, reason: FinishReason, now: float, outputs: Outputs, stop_id: int | None = None
     ) -> None:
         """It has come to its end, which is said."""
-        self.forget(request)
+        self.forget(request, reason)
         outputs.add_finished(request, reason, now, stop_id)
 
     def fail(self, request: Request, message: str, now: float, outputs: Outputs) -> None:
         """It cannot go on."""
-        self.forget(request)
+        self.forget(request, "error")
         outputs.add_finished(request, "error", now, message=message)
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Request, reason: FinishReason) -> None:
         """It has ended, wherever it was."""
         if request.output_length:
             self.counters.ended += 1
@@ -120,6 +134,7 @@ class Members:
         else:
             self.waiting.remove(request)
         self.tenancy.left(request)
+        self._history.ended(request, reason)
 
     def _leave(self, request: Request) -> None:
         """Takes slot and blocks from a request that runs no longer."""

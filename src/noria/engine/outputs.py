@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from noria.engine.request import Request
-from noria.messages import EngineStats, Finished, FinishReason, LogProbs, Started, StepOutputs
+from noria.messages import EngineStats, Explained, Finished, FinishReason, LogProbs, Started, StepOutputs
 from noria.plan import Int32, PromptLogProbs, TokenLogProbs
 
 _ONE = struct.pack("<i", 1)
@@ -49,10 +49,11 @@ class Outputs:
     started: list[Started] = field(default_factory=list)
     logprobs: dict[int, LogProbs] = field(default_factory=dict)
     prompt_logprobs: dict[int, LogProbs] = field(default_factory=dict)
+    answers: list[Explained] = field(default_factory=list)
     stats_wanted: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.request_ids or self.finished or self.started or self.stats_wanted)
+        return bool(self.request_ids or self.finished or self.started or self.answers or self.stats_wanted)
 
     def add_logprobs(self, request: Request, token: int, row: int, values: TokenLogProbs) -> None:
         """Of a request's new token, which is row `row` of the step's log-probabilities."""
@@ -95,4 +96,5 @@ class Outputs:
             prompt_logprobs=self.prompt_logprobs,
             stats=stats,
             started=tuple(self.started),
+            answers=tuple(self.answers),
         )

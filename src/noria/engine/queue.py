@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
+from noria.engine.history import Cause, History, Ring
 from noria.engine.policy import Key, OrderKey
 from noria.engine.request import Request, State
 
@@ -84,11 +85,13 @@ class WaitingQueue:
     Args:
         key: order of requests.
         line: keeps those in line in that order; None: one line for all.
+        history: is told who waits for a prefix.
     """
 
-    def __init__(self, key: OrderKey, line: Line | None = None) -> None:
+    def __init__(self, key: OrderKey, line: Line | None = None, history: History | None = None) -> None:
         self._key = key
         self._line: Line = OneLine() if line is None else line
+        self._history = history or History(ring=Ring(1, 1))
         self._all: dict[int, Request] = {}  # by id, in the order in which they came
         self._parked: dict[int, deque[tuple[int, Request]]] = {}  # owner's id → (tokens it must compute first, request)
         self._parked_ids: dict[int, int] = {}  # id → owner's id
@@ -126,6 +129,7 @@ class WaitingQueue:
         request = self._line.pop()
         self._parked.setdefault(owner, deque()).append((tokens, request))
         self._parked_ids[request.id] = owner
+        self._history.paused(request, Cause.PREFIX if owner >= 0 else Cause.GRAMMAR)
 
     def wake(self, owner: int, tokens: int | None) -> None:
         """`owner` has computed `tokens`, or (None) runs no longer: those who waited for it are in line again."""
@@ -139,6 +143,7 @@ class WaitingQueue:
                 continue
             del self._parked_ids[request.id]
             self._line.push(self._key(request), request)
+            self._history.resumed(request)
         if keep:
             self._parked[owner] = keep
         else:

@@ -15,6 +15,7 @@ import numpy as np
 from noria.cache.manager import BlockTable, CacheManager
 from noria.config import SchedulerOptions
 from noria.engine.flight import Draft, Flight, launch, repeat
+from noria.engine.history import Cause, History
 from noria.engine.members import Members, ending
 from noria.engine.outputs import Outputs
 from noria.engine.policy import Kinds, Turn, make_admission
@@ -34,11 +35,18 @@ class Scheduler:
         manager: the cache's blocks.
         options: batching.
         slots: rows that the worker has.
+        history: is told what becomes of requests.
+
+    Attributes:
+        closed: why the last planning admitted no more. skipped: why running requests have no part in its step, if some
+            have none.
     """
 
-    def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int) -> None:
+    def __init__(self, manager: CacheManager, options: SchedulerOptions, slots: int, history: History) -> None:
         self.manager = manager
-        self._members = Members(manager, options, slots)
+        self._history = history
+        self.closed = self.skipped = Cause.OPEN
+        self._members = Members(manager, options, slots, history)
         self.requests = self._members.requests
         self.waiting, self.running = self._members.waiting, self._members.running
         self.counters = self._members.counters
@@ -64,7 +72,7 @@ class Scheduler:
         later step, so they can be handed out at once."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._members.forget(request)
+            self._members.forget(request, "abort")
 
     def take_uncompiled(self) -> list[Request]:
         """Requests that could be admitted if their grammars were compiled. They are out of line until `compiled`."""
@@ -112,7 +120,7 @@ class Scheduler:
 
     def schedule(self, now: float, outputs: Outputs) -> Flight | None:
         """Plans the next step; None if nothing can be computed now."""
-        last = self._last
+        last, self.closed = self._last, Cause.OPEN
         if last is not None and last.repeats and last.changes == self.running.changes and not len(self.waiting):
             self.step += 1
             self._last = repeat(last, self.running)
@@ -122,6 +130,7 @@ class Scheduler:
         for turn in self._kinds.turns(self._turn(now)):
             draft = self._draft(turn, now, outputs)
             if not draft.empty:
+                self.skipped = _why_skipped(turn)
                 break
         else:
             return None
@@ -165,8 +174,10 @@ class Scheduler:
 
     def _draft(self, turn: Turn, now: float, outputs: Outputs) -> Draft:
         draft = self._continue(turn)
-        if not draft.preempted and len(self.waiting):
-            self._admit(draft, turn, now, outputs)
+        if draft.preempted:
+            self.closed = Cause.BLOCKS
+        elif len(self.waiting):
+            self.closed = self._admit(draft, turn, now, outputs)
         return draft
 
     def _continue(self, turn: Turn) -> Draft:
@@ -187,15 +198,10 @@ class Scheduler:
             draft.slots, draft.counts = running.divide(self.budget, turn)
 
     def _extend(self, slot: int, size: int, draft: Draft) -> bool:
-        request = self.running.requests[slot]
-        assert request is not None
-        assert request.table is not None
-        blocks = self.manager.grow(request.table, size)
-        if blocks is None:
-            return False
-        draft.appended.setdefault(slot, []).extend(blocks)
-        self.running.capacity[slot] = len(request.table.blocks) * self.manager.block_size
-        return True
+        blocks = self._members.extend(slot, size)
+        if blocks is not None:
+            draft.appended.setdefault(slot, []).extend(blocks)
+        return blocks is not None
 
     def _displace(self, turn: Turn) -> bool:
         """Preempts a request of a tenant whose turn it is not, so that another gets its place. Its row has no part in
@@ -213,19 +219,22 @@ class Scheduler:
         often, all that it can ever have."""
         return request.goal if request.preemptions >= self._max_preemptions else len(request.tokens)
 
-    def _admit(self, draft: Draft, turn: Turn, now: float, outputs: Outputs) -> None:
-        """Admits waiting requests in order, each with all blocks of its prompt, until something runs short."""
+    def _admit(self, draft: Draft, turn: Turn, now: float, outputs: Outputs) -> Cause:
+        """Admits waiting requests in order, each with all blocks of its prompt, until something runs short. Returns
+        what: the others wait for it."""
         quota = self._admission.quota(len(self.running), len(self.waiting), self.waiting.oldest, now)
         budget = min(self.budget - int(draft.counts.sum()), turn.several - int(draft.counts[draft.counts > 1].sum()))
         # Those who run will soon need blocks: admitting to the last one would preempt at the next step.
         share, looks = max(1, self.manager.counts().total // 100), _MOST_LOOKS
         while quota > 0 and budget > 0 and looks > 0:
             request = self._next()
-            if request is None or not self._tenancy.may_start(request, turn):
-                return
+            if request is None:
+                return _why_none(self.waiting.first(), self.collected)
+            if not self._tenancy.may_start(request, turn):
+                return Cause.POLICY
             if self.running.room <= 0:
                 if not self._displace(turn):
-                    return
+                    return Cause.CAP
                 continue  # those who waited for what it computed are in line again, maybe before this one
             prefix = self._prefixes.find(request) if self._members.ready(request) else None
             if prefix is None:
@@ -238,15 +247,24 @@ class Scheduler:
             if table is None:
                 self._stuck = (request, self._members.frees)
                 self._admission.blocked()
-                return
+                return Cause.BLOCKS
             budget -= self._enter(request, table, prefix.tokens, budget, draft)
             quota -= 1
             if request.admitted is None:
                 _note_start(request, prefix.tokens, now, self.counters, outputs)
+        if quota <= 0:
+            idle = Cause.OPEN if draft.admitted else Cause.GATHERING
+            return Cause.STATIC if self._history.static else idle
+        if self.running.room <= 0:
+            return Cause.CAP
+        if budget > 0:
+            return Cause.LOOKUPS
+        return Cause.BUDGET if turn.several > self.budget else _why_skipped(turn, Cause.POLICY)
 
     def _enter(self, request: Request, table: BlockTable, computed: int, budget: int, draft: Draft) -> int:
         """Gives the first in line a slot and its first tokens; returns how many."""
         self._members.enter(request, table, computed)
+        self._history.entered(request, self.step + 1)
         self._admission.admitted()
         count = min(len(request.tokens) - computed, budget)
         draft.admitted_counts.append(count)
@@ -307,6 +325,20 @@ class Scheduler:
             if (token in request.stops or len(known) >= request.limit) and (reason := ending(request)):
                 self._members.finish(request, reason, now, outputs, token if reason == "stop" else None)
         self.counters.generation_tokens += len(ids) - before
+
+
+def _why_none(first: Request | None, collected: int) -> Cause:
+    """Why the first in line cannot be admitted. `collected`: the last step whose results are in."""
+    if first is None:
+        return Cause.OPEN
+    return Cause.STEP if first.idle_from > collected else Cause.BLOCKS
+
+
+def _why_skipped(turn: Turn, otherwise: Cause = Cause.BUDGET) -> Cause:
+    """Why running requests have no part in a step."""
+    if turn.kind != "any":
+        return Cause.KIND
+    return otherwise if turn.all else Cause.POLICY
 
 
 def _admission(request: Request, table: BlockTable) -> Admission:
