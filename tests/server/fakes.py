@@ -40,7 +40,7 @@ from noria.messages import (
     Submit,
     build_id,
 )
-from noria.observe.metrics import Metrics
+from noria.observe.metrics import make_metrics
 from noria.server.app import create_app
 from noria.server.connection import Connection
 from noria.server.reading import Defaults
@@ -278,9 +278,9 @@ def make_state(
     sheds: bool = False,
 ) -> ServerState:
     tokenizer = ByteTokenizer()
-    pieces, metrics = Pieces(tokenizer), Metrics("wheel")
-    client = EngineClient(InProcessTransport(lambda: core), pieces, (EOS,), max_unfinished, metrics)
     options = options or ServerOptions()
+    pieces, metrics = Pieces(tokenizer), make_metrics("wheel", options.metrics)
+    client = EngineClient(InProcessTransport(lambda: core), pieces, (EOS,), max_unfinished, metrics)
     own = (lambda text: ChatTemplate({"default": text}, tokenizer)) if options.trust_request_chat_template else None
     inputs = InputProcessor(tokenizer, LineTemplate(), core.context, VOCAB, make_template=own)
     return ServerState(

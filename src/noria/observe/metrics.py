@@ -250,6 +250,11 @@ class Uncounted(Metrics):
         pass
 
 
+def make_metrics(model: str, counted: bool) -> Metrics:
+    """The metrics of a server that counts, or of one that does not."""
+    return Metrics(model) if counted else Uncounted(model)
+
+
 class _EngineCollector(Collector):
     """Reads the engine's latest statistics at each scrape."""
 

@@ -136,7 +136,7 @@ async def _assemble(
     from noria.frontend.detokenizer import Pieces
     from noria.frontend.grammars import Compiler, Grammars
     from noria.frontend.inputs import InputProcessor
-    from noria.observe.metrics import Metrics, Uncounted
+    from noria.observe.metrics import make_metrics
     from noria.server.reading import Defaults
     from noria.server.state import ServerState
     from noria.server.tools.dialect import Dialect
@@ -144,10 +144,7 @@ async def _assemble(
     tokenizer, template, advised = loaded
     name = server.served_model_name or model
     dialect = Dialect.of(template, tokenizer, server.tool_call_parser, server.reasoning_parser)
-    metrics, pieces = (
-        (Metrics if server.metrics else Uncounted)(name),
-        Pieces(tokenizer, dialect.style.control.values()),
-    )
+    metrics, pieces = make_metrics(name, server.metrics), Pieces(tokenizer, dialect.style.control.values())
     limit = engine.scheduler.max_num_seqs + engine.scheduler.max_queued_requests
 
     def another() -> EngineTransport:
