@@ -112,6 +112,60 @@ def test_aborted_while_it_compiles(failing):
     assert not driver.core.has_work
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_compiled_at_admission_it_holds_up_nobody_and_keeps_its_place(depth):
+    driver = Driver(slots=1, depth=depth, prefetch=False)
+    (late,) = held(driver, "late")
+    driver.submit(1, other(1), arrival=1.0, max_tokens=3)
+    driver.step()
+    driver.submit(2, other(2), arrival=2.0, grammar="late")
+    driver.submit(3, other(3), arrival=3.0)
+    driver.submit(4, other(4), arrival=4.0)
+    assert driver.core.stats.waiting == 3
+    assert not driver.core._compiling
+    while 3 not in driver.seen:
+        driver.step()
+    assert len(driver.core._compiling) == 1
+    late.set_result("late")
+    driver.run()
+    assert list(driver.seen) == [1, 3, 2, 4]
+    assert driver.tokens(2) == alone(other(2), SamplingParams(max_tokens=4, seed=0, grammar="late"), (), 0, 64)[0]
+
+
+def test_compiled_at_admission_with_nothing_else_to_do():
+    driver = Driver(prefetch=False)
+    (late,) = held(driver, "late")
+    driver.submit(1, PROMPT, grammar="late")
+    driver.submit(2, PROMPT, grammar="bad at once")
+    assert driver.step() is None
+    outputs = driver.step()
+    assert [end.request_id for end in outputs.finished] == [2]
+    assert 0 < driver.core.idle_seconds < 0.1  # looks now and then, and costs nothing in between
+    assert driver.core.stats.waiting == 1
+    late.set_result("late")
+    assert driver.core.idle_seconds == 0
+    driver.run()
+    assert driver.finish(1).reason == "length"
+    assert "it is bad" in driver.finish(2).message
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_aborted_while_it_compiles_at_admission(failing):
+    driver = Driver(prefetch=False)
+    (late,) = held(driver, "late")
+    driver.submit(1, PROMPT, grammar="late")
+    driver.step()
+    driver.abort(1)
+    if failing:
+        late.set_exception(GrammarError("no"))
+    else:
+        late.set_result("late")
+    driver.run()
+    assert driver.seen == {}
+    assert driver.core.stats.waiting == 0
+    assert not driver.core.has_work
+
+
 def test_a_second_submission_under_one_id_is_ignored():
     driver = Driver()
     (late,) = held(driver, "late")

@@ -158,9 +158,10 @@ def test_cache_types(tiny: str, cache_dtype: str) -> None:
         {"cache": {"layout": "contiguous", "prefix_caching": False}, "scheduler": {"max_num_seqs": 16}},
         {"scheduler": {"continuous": False, "static_timeout": 0.0, "max_num_seqs": 7}},
         {"scheduler": {"in_flight_depth": 2}},
+        {"scheduler": {"fusion": False, "prefetch": False, "build_interval": 0.001, "max_num_batched_tokens": 40}},
         {"cache": {"block_size": 16, "reclaim_strategy": "random", "num_blocks": 64}},
     ],
-    ids=["contiguous", "static", "in-flight-depth-2", "small-pool-random-reclaim"],
+    ids=["contiguous", "static", "in-flight-depth-2", "apart", "small-pool-random-reclaim"],
 )
 @pytest.mark.parametrize("scheme", ["f32", "int8"])
 def test_engine_modes(tiny: str, scheme: str, parts: dict[str, dict[str, Any]]) -> None:

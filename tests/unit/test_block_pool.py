@@ -127,6 +127,20 @@ def test_of_a_chain_the_tail_goes_first():
     assert forgotten == chain[-1:]
 
 
+def test_touched_blocks_go_last_and_of_a_chain_still_the_tail_first():
+    forgotten = []
+    pool = BlockPool(6, "lru", 0.01, forgotten.append)
+    chain, other, held = pool.allocate(2), pool.allocate(3), pool.allocate(1)
+    cache(pool, chain)
+    cache(pool, other)
+    pool.touch([*chain, *held])
+    assert pool.references(held[0]) == 1
+    for _ in range(5):
+        pool.allocate(1)
+    assert set(forgotten[:3]) == set(other)
+    assert forgotten[3:] == chain[::-1]
+
+
 def test_the_last_unused_block_stays_so_while_more_is_cached_than_shall_be():
     pool = BlockPool(4, retained=0, reclaim_ratio=0.05)
     cached = pool.allocate(3)
@@ -171,7 +185,7 @@ def test_the_check_finds_lost_and_miscounted_blocks():
     st.sampled_from(["lru", "fifo", "random"]),
     st.sampled_from([0.05, 0.5, 1.0]),
     st.sampled_from([None, 0, 1, 4]),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=60),
 )
 def test_every_block_is_accounted_for(strategy, ratio, retained, actions):
     known = set()
@@ -199,5 +213,7 @@ def test_every_block_is_accounted_for(strategy, ratio, retained, actions):
             block = sorted(known)[count % len(known)]
             pool.share([block])
             held.append([block])
+        elif action == 5:
+            pool.touch(range(count, 12, 2))
         check_pool(pool, Counter(block for blocks in held for block in blocks))
         assert {block for block in range(12) if pool.is_marked(block)} == known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from noria.config import SchedulerOptions
-from noria.engine.policy import Continuous, Static, fcfs, make_admission, priority
+from noria.engine.policy import EVERYONE, Continuous, Kinds, Static, Turn, fcfs, make_admission, priority
 from noria.engine.queue import WaitingQueue
 from noria.engine.request import Request, State
 from noria.params import SamplingParams
@@ -110,6 +110,42 @@ def test_continuous_admission_is_always_open():
     assert isinstance(make_admission(SchedulerOptions(), 4), Continuous)
     assert Continuous().quota(3, 5, 0.0, 100.0) == 5
     assert Continuous().delay(0, 5, 0.0, 100.0) == 0.0
+
+
+def test_an_idle_engine_gathers_until_its_first_has_waited_or_there_are_enough():
+    admission = make_admission(SchedulerOptions(build_interval=0.5), 4)
+    assert (admission.quota(0, 3, 10.0, 10.2), admission.delay(0, 3, 10.0, 10.25)) == (0, 0.25)
+    assert (admission.quota(0, 3, 10.0, 10.5), admission.delay(0, 3, 10.0, 10.5)) == (3, 0.0)
+    assert (admission.quota(0, 4, 10.0, 10.2), admission.delay(0, 4, 10.0, 10.2)) == (4, 0.0)
+    assert (admission.quota(1, 1, 10.0, 10.2), admission.delay(1, 1, 10.0, 10.2)) == (1, 0.0)
+
+
+def taken(kinds, turn, possible):
+    """The kind of step that comes about if only these can."""
+    return next((one.kind for one in kinds.turns(turn) if one.kind in possible), None)
+
+
+def test_kinds_take_turns_while_there_are_both():
+    kinds = Kinds(fusion=False)
+    both = [taken(kinds, EVERYONE, ("decode", "prefill")) for _ in range(4)]
+    assert both == ["decode", "prefill", "decode", "prefill"]
+    assert [taken(kinds, EVERYONE, ("prefill",)) for _ in range(3)] == ["prefill"] * 3
+    assert taken(kinds, EVERYONE, ("decode", "prefill")) == "decode"
+    assert [taken(kinds, EVERYONE, ("decode",)) for _ in range(3)] == ["decode"] * 3
+    assert taken(kinds, EVERYONE, ("decode", "prefill")) == "prefill"
+    assert taken(kinds, EVERYONE, ()) is None
+
+
+def test_with_fusion_a_step_is_for_all_kinds():
+    assert list(Kinds(fusion=True).turns(EVERYONE)) == [EVERYONE]
+    some = Turn(bound=3.0)
+    assert list(Kinds(fusion=True).turns(some)) == [some, EVERYONE]  # whose turn it is may not be able to use it
+    turns = list(Kinds(fusion=False).turns(some))
+    assert [(turn.kind, turn.all, turn.several > 0) for turn in turns[:2]] == [
+        ("decode", False, False),  # admits nobody
+        ("prefill", False, True),
+    ]
+    assert {(turn.kind, turn.all) for turn in turns[2:]} == {("decode", True), ("prefill", True)}
 
 
 def test_a_static_batch_waits_until_it_is_full_or_the_timeout():
