@@ -132,8 +132,40 @@ class StepResult:
 
 
 @dataclass(slots=True, frozen=True)
+class AttentionWork:
+    """Of all layers that look back equally far.
+
+    Attributes:
+        window: positions that a token attends to at most; 0: all before it.
+        kind: arithmetic. operations: per token and position that it attends to.
+        bytes: of keys and values, per row and position that any of its tokens attends to.
+    """
+
+    window: int
+    kind: str
+    operations: float
+    bytes: float
+
+
+@dataclass(slots=True, frozen=True)
+class StepWork:
+    """The least that a step of a model asks of a machine.
+
+    Attributes:
+        token: operations per token, by arithmetic. output: per row that is sampled from.
+        weights: bytes read in each step, whatever it computes. passing: bytes read and written per token.
+    """
+
+    token: Mapping[str, float]
+    output: Mapping[str, float]
+    weights: float
+    passing: float
+    attention: tuple[AttentionWork, ...]
+
+
+@dataclass(slots=True, frozen=True)
 class WorkerInfo:
-    """What a worker resolved when it loaded its model. Bytes are of this rank."""
+    """What a worker resolved when it loaded its model. Bytes are of this rank. `work`: None where it cannot be told."""
 
     vocab_size: int
     max_model_len: int
@@ -148,3 +180,4 @@ class WorkerInfo:
     weight_bytes: int
     cache_bytes: int
     details: dict[str, Any] = field(default_factory=dict)
+    work: StepWork | None = None

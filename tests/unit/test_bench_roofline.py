@@ -13,7 +13,7 @@ import pytest
 from helpers.tiny_models import CASES, write_checkpoint
 from noria import _native
 from noria.backends.base import Batch, CacheLayout, Graph, RopeTable, Scheme, Table, Weight
-from noria.bench.counts import count_step, visible_keys
+from noria.backends.counts import count_step, visible_keys
 from noria.bench.limits import (
     ARITHMETICS,
     MachineLimits,

@@ -86,7 +86,7 @@ def test_predictors_are_asked_with_the_load():
 @pytest.mark.parametrize("threshold", ["device", "memory"])
 def test_beyond_a_threshold_the_batch_does_not_grow(threshold):
     machine = Machine(available=900)
-    monitor = make_monitor(machine, least=lambda shape: shape.decode_rows / 100)
+    monitor = make_monitor(machine, least=lambda shape, steps: shape.decode_rows / 100)
     rules = Told(Sizes(10, 64))
     pacer = make_pacer(rules=rules, monitor=monitor)
     now = 0.0

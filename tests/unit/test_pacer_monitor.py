@@ -138,10 +138,11 @@ def test_device_share_is_work_over_what_it_could_do():
     device = Processing(None, 0.0)
     device.stepped(StepShape(10), 0.1)
     assert device.share(0.1) is None
-    device.know(lambda shape: shape.decode_rows / 1000, 10.0)
+    device.know(lambda shape, steps: shape.decode_rows / 1000, 10.0)
     assert device.share(10.0) == 0.0
     for number in range(100):
         device.stepped(StepShape(50), 10.1 + number / 10)  # 50 ms of work each 100 ms
+        device.share(10.1 + number / 10)
     assert device.share(20.0) == pytest.approx(0.5, abs=0.03)
     assert device.share(80.0) == pytest.approx(0.0, abs=1e-6)
 
@@ -204,7 +205,7 @@ def test_samples_come_at_their_interval_whatever_the_steps():
 
 def test_a_load_has_what_was_measured():
     machine = Machine(available=250)
-    monitor = make_monitor(machine, processors=4.0, least=lambda shape: 0.05)
+    monitor = make_monitor(machine, processors=4.0, least=lambda shape, steps: 0.05 * steps)
     for number in range(40):
         now = number / 10
         monitor.arrived(30, now)

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from noria import _native
+from noria.backends.counts import Arithmetic
 
-Arithmetic = Literal["f32", "bf16", "int8"]
 ARITHMETICS: tuple[Arithmetic, ...] = ("int8", "bf16", "f32")
 _TURNS = 20_000  # of a product loop: some tenths of a millisecond per task
 _TRIES = 6  # at least

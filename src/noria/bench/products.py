@@ -12,7 +12,7 @@ import numpy as np
 
 from noria import _native
 from noria.backends.base import GatedLinear, Graph, Linear, Scheme, Weight
-from noria.bench.counts import product_work
+from noria.backends.counts import product_work
 from noria.bench.limits import MachineLimits
 from noria.bench.onednn import OneDnn
 from noria.bench.roofline import bound

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from noria.bench.counts import op_shape
+from noria.backends.counts import op_shape
 from noria.bench.tables import make_console, make_table
 from noria.config import EngineOptions
 from noria.engine.core import EngineCore

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from noria.bench.counts import Key, Work
+from noria.backends.counts import Key, Work
 from noria.bench.limits import MachineLimits
 from noria.bench.steps import Phase, StepTimes
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from noria.backends import get_backend
 from noria.backends.base import Batch, CacheLayout, Limits
-from noria.bench.counts import Key
+from noria.backends.counts import Key
 from noria.config import EngineOptions
 from noria.errors import ConfigError
 from noria.files.resolve import resolve

@@ -264,7 +264,7 @@ def _describe(model: str, bench: StepBench) -> dict[str, Any]:
 
 
 def _measure(bench: StepBench, phase: Phase, limits: MachineLimits, seconds: float, pin: bool) -> PhaseReport:
-    from noria.bench.counts import count_step
+    from noria.backends.counts import count_step
     from noria.bench.limits import pinned_threads, read_rate
     from noria.bench.roofline import report, working_set
 

@@ -118,29 +118,69 @@ class Device(Protocol):
         ...
 
 
+class Least(Protocol):
+    """The least seconds that steps can take on a device."""
+
+    def __call__(self, shape: StepShape, steps: int = 1) -> float:
+        """Of so many steps, the sum of which is `shape`."""
+        ...
+
+
+class _Sum:
+    """Steps, summed up."""
+
+    __slots__ = ("columns", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.columns = [0, 0, 0, 0, 0]
+
+    def add(self, shape: StepShape) -> None:
+        self.steps += 1
+        columns = self.columns
+        columns[0] += shape.decode_rows
+        columns[1] += shape.decode_context
+        if shape.prefill_rows:
+            columns[2] += shape.prefill_rows
+            columns[3] += shape.prefill_tokens
+            columns[4] += shape.prefill_context
+
+    def seconds(self, least: Least) -> float:
+        return least(StepShape(*self.columns), self.steps) if self.steps else 0.0
+
+
 class Processing:
     """A CPU as device: the share of what it can do at its measured limits, not of its time, which the kernels' threads
     take whole at any batch.
 
+    Steps are only summed up as they come, those with prompts apart: what they could have taken at least is worked out
+    when the share is read.
+
     Args:
-        least: the least seconds that a step can take at those limits; None: they are not known (yet).
+        least: at the device's limits; None: they are not known (yet).
         began: when counting began.
     """
 
-    def __init__(self, least: Callable[[StepShape], float] | None, began: float) -> None:
-        self.least = least
+    def __init__(self, least: Least | None, began: float) -> None:
+        self._least = least
         self._work = Faded(_SECOND, began)
+        self._plain, self._mixed = _Sum(), _Sum()
 
-    def know(self, least: Callable[[StepShape], float], now: float) -> None:
+    def know(self, least: Least, now: float) -> None:
         """From now on the limits are known."""
-        self.least, self._work = least, Faded(_SECOND, now)
+        self._least, self._work = least, Faded(_SECOND, now)
+        self._plain, self._mixed = _Sum(), _Sum()
 
     def stepped(self, shape: StepShape, now: float) -> None:
-        if self.least is not None:
-            self._work.add(self.least(shape), now)
+        (self._mixed if shape.prefill_rows else self._plain).add(shape)
 
     def share(self, now: float) -> float | None:
-        return None if self.least is None else min(1.0, self._work.rate(now))
+        if self._least is None:
+            return None
+        if self._plain.steps or self._mixed.steps:
+            self._work.add(self._plain.seconds(self._least) + self._mixed.seconds(self._least), now)
+            self._plain, self._mixed = _Sum(), _Sum()
+        return min(1.0, self._work.rate(now))
 
     def memory(self) -> float | None:
         return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from noria.backends import get_backend
 from noria.backends.base import Backend, CacheLayout, Limits
+from noria.backends.work import step_work
 from noria.config import EngineOptions
 from noria.files.gguf import close_shared
 from noria.files.resolve import resolve
@@ -133,4 +134,5 @@ def _info(
             "layers": config.layers,
             "load_seconds": round(seconds, 3),
         },
+        work=step_work(model.graph, layout),
     )

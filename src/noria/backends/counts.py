@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -27,8 +28,8 @@ from noria.backends.base import (
     Value,
     Weight,
 )
-from noria.bench.limits import Arithmetic
 
+Arithmetic = Literal["f32", "bf16", "int8"]
 Key = tuple[str, int | None]  # as CpuProgram.times() names an entry: name, index of the op (None: the head)
 # Bytes of one key or value of one head with a dim of d: (per dim, beside them).
 _CACHE_BYTES = {"f32": (4, 0), "bf16": (2, 0), "int8": (1, 4)}
