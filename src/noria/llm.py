@@ -273,18 +273,21 @@ class LLM:
 
 def _in_process(options: EngineOptions) -> InProcessTransport:
     from noria.executor.local import LocalExecutor
+    from noria.pacer.start import make_pacer
 
-    executors: list[LocalExecutor] = []
+    opened: list[EngineCore | LocalExecutor] = []  # in the order in which they are closed
 
     def make() -> EngineCore:
         executor = LocalExecutor(options)
-        executors.append(executor)
+        opened.append(executor)
         cache = msgspec.structs.replace(options.cache, block_size=executor.info.block_size)
-        return EngineCore(executor, cache, options.scheduler)
+        core = EngineCore(executor, cache, options.scheduler, pacer=make_pacer(options, executor.info))
+        opened.insert(0, core)
+        return core
 
     def close() -> None:
-        for executor in executors:
-            executor.close()
+        for one in opened:
+            one.close()
 
     return InProcessTransport(make, close)
 

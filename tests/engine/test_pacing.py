@@ -128,15 +128,30 @@ def test_it_is_told_of_the_requests():
     assert driver.learned.asked[-1].mean_output == pytest.approx(4, abs=2)
 
 
-def test_a_static_batch_is_not_paced():
-    driver = paced(continuous=False, static_timeout=0.0)
+def test_a_pacer_that_is_switched_off_measures_and_sets_nothing():
+    """As with static batching, which is the baseline."""
+    clock, learned = Clock(), Told(Sizes(2, 16))
+    pacer = make_pacer(Sizes(8, 64), learned, monitor=make_monitor(), enabled=False)
+    driver = Driver(slots=8, clock=clock, pacer=pacer, continuous=False, static_timeout=0.0)
     for number in range(1, 9):
-        driver.submit(number, [number], max_tokens=4)
-    driver.step()
-    assert len(driver.executor.plans[-1].slots) == 8
-    assert not driver.learned.asked
-    assert driver.core.stats.pacer.predictor == "off"
-    assert (driver.core.stats.pacer.batch, driver.core.stats.pacer.budget) == (8, 64)
+        driver.submit(number, [number], max_tokens=9)
+    for _ in range(8):
+        clock.now += 0.125
+        driver.step()
+        assert len(driver.executor.plans[-1].slots) == 8
+    assert not learned.asked
+    assert not pacer.decisions
+    stats = driver.core.stats.pacer
+    assert (stats.predictor, stats.batch, stats.budget, stats.decisions) == ("off", 8, 64, 0)
+    assert stats.arrival_rate > 1
+    assert len(pacer.monitor.history) == 8
+
+
+def test_without_a_pacer_the_sizes_are_those_of_the_options():
+    driver = Driver(slots=8, budget=64)
+    stats = driver.core.stats.pacer
+    assert (stats.predictor, stats.batch, stats.budget) == ("off", 8, 64)
+    assert not driver.core.rest()
 
 
 def test_an_idle_engine_asks_for_nothing():

@@ -21,6 +21,7 @@ from noria.engine.core import EngineCore
 from noria.errors import ConfigError
 from noria.executor.local import LocalExecutor
 from noria.messages import StepOutputs
+from noria.pacer.start import make_pacer
 from noria.plan import StepPlan, StepResult
 from noria.worker.worker import Worker
 
@@ -182,7 +183,7 @@ class ProfiledCore(EngineCore):
     """An engine that tells its executor where its turns begin and end."""
 
     def __init__(self, executor: ProfiledExecutor, options: EngineOptions) -> None:
-        super().__init__(executor, options.cache, options.scheduler)
+        super().__init__(executor, options.cache, options.scheduler, pacer=make_pacer(options, executor.info))
         self._clocked = executor
 
     def step(self) -> StepOutputs | None:
@@ -207,9 +208,12 @@ def open_engine(options: EngineOptions, profile: Profile | None = None) -> Itera
         raise ConfigError("only the cpu backend has clocks for its ops", "--profile")
     try:
         if isinstance(executor, ProfiledExecutor):
-            yield ProfiledCore(executor, options)
+            core: EngineCore = ProfiledCore(executor, options)
         else:
-            yield EngineCore(executor, options.cache, options.scheduler)
+            pacer = make_pacer(options, executor.info)
+            core = EngineCore(executor, options.cache, options.scheduler, pacer=pacer)
+        yield core
+        core.close()
     finally:
         executor.close()
 

@@ -54,7 +54,7 @@ class EngineCore:
         executor: runs the steps.
         cache: layout, sharing and reclaiming of blocks. `block_size` and number of blocks are the executor's.
         scheduler: batching.
-        pacer: sets batch size and token budget; None, or where batching is static: they stay as they are.
+        pacer: sets batch size and token budget; None: they stay as they are.
         clock: seconds that never go back.
     """
 
@@ -75,7 +75,7 @@ class EngineCore:
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
         self._history = History(static=not scheduler.continuous)
         self._scheduler = Scheduler(self._manager, scheduler, slots, self._history)
-        self._pacing = Pacing(pacer, self._scheduler) if pacer is not None and scheduler.continuous else None
+        self._pacing = None if pacer is None else Pacing(pacer, self._scheduler)
         self._off = PacerStats(slots, scheduler.max_num_batched_tokens)
         self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
@@ -245,6 +245,21 @@ class EngineCore:
             self._executor.collect()
         except Exception as error:
             raise EngineError(f"step {plan.step} failed: {error}") from error
+
+    def rest(self) -> bool:
+        """To be called again and again while there is no work and no message comes: does for a few milliseconds what
+        had better be done then; returns whether there is more."""
+        return self._pacing is not None and self._pacing.pacer.rest(self._clock())
+
+    def wake(self) -> None:
+        """To be called after `rest` when there is something to do."""
+        if self._pacing is not None:
+            self._pacing.pacer.wake()
+
+    def close(self) -> None:
+        """No step will follow: keeps what was learned. The executor is its owner's to close."""
+        if self._pacing is not None:
+            self._pacing.pacer.close()
 
     def check(self) -> None:
         """Raises CacheCheckError unless every block is accounted for."""

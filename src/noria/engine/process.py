@@ -90,6 +90,15 @@ def run(core: EngineCore, mailbox: Messages) -> None:
             core.tidy()
             _check(core)
             give_memory_back()
+            _rest(core, mailbox)
+
+
+def _rest(core: EngineCore, mailbox: Messages) -> None:
+    """Does what had better be done while there is no work, until there is some."""
+    while core.rest():
+        if _receive(core, mailbox, 0.0):
+            core.wake()
+            return
 
 
 def _receive(core: EngineCore, mailbox: Messages, wait: float | None) -> bool:
@@ -119,10 +128,11 @@ def _check(core: EngineCore) -> None:
 
 def _start(options: EngineOptions) -> tuple[Any, EngineCore]:
     from noria.executor.local import LocalExecutor
+    from noria.pacer.start import make_pacer
 
     executor = LocalExecutor(options)
     cache = msgspec.structs.replace(options.cache, block_size=executor.info.block_size)
-    core = EngineCore(executor, cache, options.scheduler)
+    core = EngineCore(executor, cache, options.scheduler, pacer=make_pacer(options, executor.info))
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not look at it again
     return executor, core
@@ -165,6 +175,7 @@ def main(address: str) -> int:
         _log.critical("engine stops: %s", error, exc_info=error)
         mailbox.close()
         return 1
+    core.close()
     executor.close()
     mailbox.close()
     return 0

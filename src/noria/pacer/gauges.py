@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from noria.observe.cgroup import MEMBERSHIP, ROOT, memory_groups, processors
 from noria.pacer.base import StepShape
 
@@ -80,11 +78,11 @@ class Memory:
 
     def __init__(
         self,
-        machine: Callable[[], Any] = psutil.virtual_memory,
+        machine: Callable[[], Any] | None = None,
         root: Path = ROOT,
         membership: Path = MEMBERSHIP,
     ) -> None:
-        self._machine = machine
+        self._machine = machine or _machine_memory
         self._groups = memory_groups(root, membership)
         self._read = -math.inf
         self._share = 0.0
@@ -100,6 +98,12 @@ class Memory:
                     shares.append(1.0 - left / group.limit)
             self._share = min(1.0, max(0.0, *shares))
         return self._share
+
+
+def _machine_memory() -> Any:
+    import psutil  # which refuses to be loaded on systems that it does not know
+
+    return psutil.virtual_memory()
 
 
 class Device(Protocol):

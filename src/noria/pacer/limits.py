@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,29 +93,31 @@ class Measuring:
     def __init__(self, threads: int, kinds: Iterable[str]) -> None:
         self._threads = threads
         self._kinds = sorted(kinds)
-        self._pieces: Iterator[None] | None = None
-        self.found: DeviceLimits | None = None
+        self._pieces: Generator[None, None, DeviceLimits] | None = None
 
-    def piece(self) -> bool:
-        """Does one; returns whether there is more to do."""
-        if self.found is not None:
-            return False
+    def piece(self) -> DeviceLimits | None:
+        """Does one; returns the limits after the last."""
         if self._pieces is None:
             self._pieces = self._all()
-        next(self._pieces, None)
-        return self.found is None
+        try:
+            next(self._pieces)
+        except StopIteration as end:
+            self._pieces = None
+            found: DeviceLimits = end.value
+            return found
+        return None
 
     def give_up(self) -> None:
         """There are other things to do. It begins anew when there are none, and holds no memory until then."""
         self._pieces = None
 
-    def _all(self) -> Iterator[None]:
+    def _all(self) -> Generator[None, None, DeviceLimits]:
         pool = _native.Pool(self._threads)
         products = {}
         for kind in self._kinds:
             products[kind] = yield from _product_rate(pool, kind)
         read = yield from _read_rate(pool)
-        self.found = DeviceLimits(products, read)
+        return DeviceLimits(products, read)
 
 
 def _product_rate(pool: Any, kind: str) -> Generator[None, None, float]:

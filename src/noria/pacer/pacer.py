@@ -9,12 +9,18 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from noria.config import PacerOptions
 from noria.messages import PacerStats
 from noria.pacer.adjuster import Adjuster
 from noria.pacer.base import Decision, Learner, Load, Prediction, Predictor, Sizes, StepShape, Threshold, Who
 from noria.pacer.monitor import Census, Monitor
+
+if TYPE_CHECKING:  # an engine that does not need them does not load kernels
+    from noria.pacer.leisure import Limits, Memory
 
 DECISIONS = 1000  # kept
 
@@ -23,12 +29,13 @@ class Pacer:
     """What sets batch size and token budget.
 
     Args:
-        options: intervals, smoothing, thresholds; not whether it is enabled.
+        options: as configured. Not enabled: it measures, and sets nothing.
         most: what the worker was made for.
         monitor: measures the load.
         rules: predictor by rules.
         learned: predictor that learns; None: rules alone.
         wall: seconds, `time.time()`.
+        limits, memory: what there is to do besides, in an idle moment; None: nothing.
 
     Attributes:
         decisions: the last ones, oldest first.
@@ -42,6 +49,8 @@ class Pacer:
         rules: Predictor,
         learned: Learner | None,
         wall: Callable[[], float] = time.time,
+        limits: Limits | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.monitor = monitor
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS)
@@ -52,6 +61,7 @@ class Pacer:
         self._was_trusted = False
         self._adjuster = Adjuster(options.smoothing_factor, options.min_batch_size, most)
         self._wall = wall
+        self._limits, self._memory = limits, memory
         self._number = 0
         self._last: float | None = None  # when it decided last
         self._next = -math.inf  # when it decides next
@@ -84,12 +94,38 @@ class Pacer:
         """Takes a sample and decides, each if it is time; returns the sizes in force."""
         self.monitor.sample(census, now)
         if now >= self._next:
-            self._decide(self.monitor.load(census, now), now)
+            load = self.monitor.load(census, now)
+            if self._options.enabled:
+                self._decide(load, now)
+            else:
+                self.stats = _stats(load, self._most)
+            if self._memory is not None:
+                self._memory.keep(now)
             self._last = now
             self._next += self._options.adjustment_interval  # late ones do not add up
             if self._next <= now:  # there was a silence, or a long step
                 self._next = now + self._options.adjustment_interval
         return self.sizes
+
+    def rest(self, now: float) -> bool:
+        """A few milliseconds of what is to be done while the engine is idle; returns whether there is more."""
+        if self._limits is not None and self._limits.piece(now):
+            return True
+        self._limits = None
+        if self._memory is not None:
+            self._memory.keep(now)
+        return False
+
+    def wake(self) -> None:
+        """The engine is idle no longer."""
+        if self._limits is not None:
+            self._limits.give_up()
+
+    def close(self) -> None:
+        """No step will follow."""
+        self.wake()
+        if self._memory is not None:
+            self._memory.close()
 
     def _decide(self, load: Load, now: float) -> None:
         before, options = self.sizes, self._options
@@ -118,7 +154,7 @@ class Pacer:
             reason=_reason(prediction, target, before, after, reached),
         )
         self.decisions.append(decision)
-        self.stats = _stats(decision)
+        self.stats = _stats(load, after, decision)
 
     def _ask(self, load: Load, now: Sizes) -> tuple[Who, Prediction]:
         """The learned predictor once it is trusted. Until then the most that may be set; if it lost trust, rules."""
@@ -151,15 +187,19 @@ def _reason(prediction: Prediction, target: Sizes, before: Sizes, after: Sizes, 
     return "; ".join(parts)
 
 
-def _stats(decision: Decision) -> PacerStats:
-    load = decision.load
-    return PacerStats(
-        batch=decision.after.batch,
-        budget=decision.after.budget,
+def _stats(load: Load, sizes: Sizes, decision: Decision | None = None) -> PacerStats:
+    measured = PacerStats(
+        batch=sizes.batch,
+        budget=sizes.budget,
         device=load.device,
         cpu=load.cpu,
         memory=load.memory,
         arrival_rate=load.arrival_rate,
+    )
+    if decision is None:
+        return measured
+    return replace(
+        measured,
         step_seconds=decision.prediction.step_seconds,
         model_error=decision.error,
         trusted=decision.trusted,

@@ -20,8 +20,8 @@ import numpy as np
 
 from noria.errors import NoriaError
 from noria.files.resolve import home_dir, resolve
-from noria.messages import EngineInfo
 from noria.pacer.steptime import FEATURES, SIZES, Fit, profile_id
+from noria.plan import WorkerInfo
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def step_times_dir() -> Path:
     return home_dir() / "step-times"
 
 
-def make_key(model: str, info: EngineInfo) -> Key:
+def make_key(model: str, info: WorkerInfo) -> Key:
     """The key of an engine. `model`: as the user named it."""
     try:
         files = resolve(model)
