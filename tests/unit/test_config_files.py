@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from noria.cli.common import SERVER_SETTINGS
+from noria.cli.common import FLAT, SERVER_SETTINGS
 from noria.cli.keys import Key
-from noria.cli.resolve import FLAT, options_of, read_files, resolve
+from noria.cli.resolve import options_of, read_files, resolve
 from noria.cli.sections import KEYS, SECTIONS
 from noria.config import ENGINE_SETTINGS
 from noria.errors import ConfigError

@@ -48,6 +48,10 @@ SECRET = ("api_key", "ssl_keyfile_password")
 SEVERAL = ("api_key", "cors_allow_origins")
 
 
+# What may stand at the top of a configuration file beside sections: names of flags, and settings that have none.
+FLAT = ("model", *SERVER_SETTINGS, *(name for name in ENGINE_SETTINGS if name != "rules"))
+
+
 def _field(name: str) -> msgspec.structs.FieldInfo:
     """Of the options struct that a setting belongs to; constants of the rules are called rules.NAME."""
     if name in SERVER_SETTINGS:

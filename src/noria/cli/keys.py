@@ -115,6 +115,20 @@ class Key:
         return self.span is None or self.span.allows(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key as it stands in a file. `file`: number of the file, later ones win."""
+
+    path: str
+    value: Any
+    place: str  # FILE:LINE
+    file: int = 0
+
+    @property
+    def where(self) -> str:
+        return f"{self.place}: {self.path}"
+
+
 def plain(value: Any) -> str:
     """A value as YAML has it."""
     if isinstance(value, bool):

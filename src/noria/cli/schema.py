@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from noria.cli.common import SEVERAL, default_of, hint_of
+from noria.cli.common import FLAT, SEVERAL, default_of, hint_of
 from noria.cli.flags import ENGINE_FLAGS, SERVER_FLAGS
 from noria.cli.keys import Key
-from noria.cli.resolve import FLAT
 from noria.cli.sections import KEYS, SECTIONS
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -91,7 +91,10 @@ class Prefixes:
             copies: gets source and destination of blocks that must be copied.
         """
         if prefix.sibling is None:
-            return self._manager.admit(request.id, request.chain, prefix.match, size, reserve)
+            table = self._manager.admit(request.id, request.chain, prefix.match, size, reserve)
+            if table is None:
+                self._manager.touch(prefix.match.blocks)  # it is the next to need them
+            return table
         fork = self._manager.fork(request.id, request.chain, prefix.match, prefix.sibling, prefix.tokens, size, reserve)
         if fork is None:
             return None

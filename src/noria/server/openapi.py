@@ -80,7 +80,7 @@ OPERATIONS = (
     Operation("/tokenizer_info", "The texts of the control tokens", TokenizerInfo),
     Operation("/health", "Whether the server lives", Condition, errors=(503,), open=True),
     Operation("/ready", "Whether requests are taken", Condition, errors=(503,), open=True),
-    Operation("/metrics", "Metrics for Prometheus", None),
+    Operation("/metrics", "Metrics for Prometheus", None, errors=(404,)),
     Operation("/version", "The version", Version),
     Operation("/openapi.json", "This document", None),
 )
