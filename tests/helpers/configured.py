@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,20 @@ class Set:
 
     def server(self, value: Any) -> ServerOptions:
         return self.options(value)[1]
+
+
+Effect = Callable[[Set], None]
+EFFECTS: dict[str, Effect] = {}  # by key
+
+
+def shows(*paths: str) -> Callable[[Effect], Effect]:
+    """The function shows what these keys do."""
+
+    def add(effect: Effect) -> Effect:
+        EFFECTS.update(dict.fromkeys(paths, effect))
+        return effect
+
+    return add
 
 
 class Noting(FakeExecutor):

@@ -1,6 +1,7 @@
 """Every key of a configuration file that is built has a test that shows what it does, not that it is read.
 
-`EFFECTS` holds them by key; a key without one fails `test_every_key_is_here`.
+`EFFECTS` holds them by key, those of the pacer from `helpers/pacer_effects.py`; a key without one fails
+`test_every_key_is_here`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import json
 import logging
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from fakes import serving
 
-from helpers.configured import Configured, Set
+import helpers.pacer_effects  # noqa: F401 (effects of its own)
+from helpers.configured import EFFECTS, Configured, Set, shows
 from helpers.pacing import Clock
 from helpers.tiny_models import write_checkpoint
 from noria.cli.sections import KEYS
@@ -24,30 +26,20 @@ from noria.executor.local import LocalExecutor
 from noria.observe.logging import get_logger, logging_environment, setup_logging, setup_logging_from
 from noria.worker import worker as worker_module
 
-Effect = Callable[[Set], None]
-EFFECTS: dict[str, Effect] = {}
 NOT_BUILT = ("moe.", "speculative_decoding.", "tracing_enabled", "tensor_parallel", "pipeline_parallel_size")
-ELSEWHERE = ("adaptive_batch_size", "dynamic_load_monitoring", "min_batch_size", "rules.")  # of the pacer
 _BATCHING = "continuous_batching."
 _BLOCKS, _SPEED = f"{_BATCHING}block_allocation.", f"{_BATCHING}performance_optimization."
 _MONITORING = f"{_BATCHING}monitoring."
 
 
-def shows(*paths: str) -> Callable[[Effect], Effect]:
-    def add(effect: Effect) -> Effect:
-        EFFECTS.update(dict.fromkeys(paths, effect))
-        return effect
-
-    return add
-
-
 def test_every_key_is_here() -> None:
-    built = {path for path in KEYS if not any(part in path for part in (*NOT_BUILT, *ELSEWHERE))}
+    built = {path for path in KEYS if not any(part in path for part in (*NOT_BUILT, "admission"))}
     assert built == set(EFFECTS)
 
 
 @pytest.mark.parametrize("path", EFFECTS)
-def test_a_key_has_its_effect(path: str, tmp_path: Path) -> None:
+def test_a_key_has_its_effect(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NORIA_HOME", str(tmp_path / "home"))  # nothing has been learned
     EFFECTS[path](Set(path, tmp_path))
 
 
