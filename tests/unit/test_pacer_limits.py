@@ -150,7 +150,12 @@ def test_limits_are_kept_by_machine(tmp_path):
     assert again.find("b", {"f32"}) == DeviceLimits({"f32": 6e9}, 2e9)
     assert again.find("a", {"int8", "f32"}) is None  # another model may need more
     again.keep("a", DeviceLimits({"f32": 7e9}, 3e9))
-    assert again.find("a", {"int8", "f32"}) == DeviceLimits({"int8": 5e9, "f32": 7e9}, 3e9)
+    best = DeviceLimits({"int8": 5e9, "f32": 7e9}, 3e9, times=2)
+    assert again.find("a", {"int8", "f32"}) == best
+    assert not best.sure({"f32"})
+    assert again.keep("a", DeviceLimits({"int8": 4e9}, 2e9)) == DeviceLimits(best.products, 3e9, times=3)
+    assert again.find("a", {"int8", "f32"}).sure({"f32"})
+    assert not again.find("a", {"int8", "f32"}).sure({"bf16"})
     assert [one.name for one in path.parent.iterdir()] == ["limits.json"]
 
 

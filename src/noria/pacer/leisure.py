@@ -37,8 +37,8 @@ class Limits:
         found = self._measuring.piece()
         if found is None:
             return True
-        self._known.keep(self._machine, found)
-        self._device.know(least_seconds(self._work, found), now)
+        best = self._known.keep(self._machine, found)
+        self._device.know(least_seconds(self._work, best), now)
         return False
 
     def give_up(self) -> None:

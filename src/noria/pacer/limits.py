@@ -29,14 +29,30 @@ _PIECE = 16 << 20  # bytes that are read at a time
 _PIECES = 16  # together more than most caches hold
 _PASSES = 4  # over all pieces
 _AHEADS = (0, 2048)  # bytes that a read asks for ahead; the best counts
+_TIMES = 3  # starts of an engine at which limits are measured
 _MOST_KNOWN = 64  # machines in the file
 
 
 class DeviceLimits(msgspec.Struct, frozen=True):
-    """Per second, all threads together: products by arithmetic (a multiply-add is two), bytes read of memory."""
+    """Per second, all threads together: products by arithmetic (a multiply-add is two), bytes read of memory.
+
+    `times`: how often they were measured. The best counts: whoever else is at work only makes them look lower.
+    """
 
     products: dict[str, float]
     read: float
+    times: int = 1
+
+    def sure(self, kinds: Iterable[str]) -> bool:
+        """Whether all kinds of arithmetic are known, and no further measurement is needed."""
+        return self.times >= _TIMES and set(kinds) <= self.products.keys()
+
+    def better(self, other: DeviceLimits) -> DeviceLimits:
+        """The best of both."""
+        products = dict(self.products)
+        for kind, rate in other.products.items():
+            products[kind] = max(rate, products.get(kind, 0.0))
+        return DeviceLimits(products, max(self.read, other.read), self.times + other.times)
 
 
 def least_seconds(work: StepWork, limits: DeviceLimits) -> Least:
@@ -175,12 +191,11 @@ class KnownLimits:
         limits = self._read().get(machine)
         return limits if limits is not None and set(kinds) <= limits.products.keys() else None
 
-    def keep(self, machine: str, limits: DeviceLimits) -> None:
-        """Adds to what is known; what cannot be written is measured again some day."""
+    def keep(self, machine: str, limits: DeviceLimits) -> DeviceLimits:
+        """Adds to what is known, and returns that; what cannot be written is measured again some day."""
         known = self._read()
         before = known.pop(machine, None)
-        products = {} if before is None else before.products
-        known[machine] = DeviceLimits({**products, **limits.products}, limits.read)
+        best = known[machine] = limits if before is None else before.better(limits)
         latest = dict(list(known.items())[-_MOST_KNOWN:])
         scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
@@ -189,6 +204,7 @@ class KnownLimits:
             scratch.replace(self._path)
         except OSError as error:
             _log.info("the machine's limits cannot be kept: %s", error)
+        return best
 
     def _read(self) -> dict[str, DeviceLimits]:
         """Nothing, if there is no file that can be read; what makes no sense is left out."""

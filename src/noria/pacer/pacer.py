@@ -137,8 +137,7 @@ class Pacer:
         elapsed = options.adjustment_interval if self._last is None else now - self._last
         after = self._adjuster.move(target, elapsed / options.adjustment_interval)
         self._number += 1
-        error = self._learned.error if self._learned else None
-        trusted = self._learned is not None and self._learned.trusted
+        error = None if self._learned is None else self._learned.error
         decision = Decision(
             number=self._number,
             at=now,
@@ -147,7 +146,7 @@ class Pacer:
             predictor=who,
             prediction=prediction,
             error=error,
-            trusted=trusted,
+            trusted=who == "learned",
             before=before,
             after=after,
             reached=reached,

@@ -60,7 +60,7 @@ def _device(worker: WorkerInfo, began: float) -> tuple[Device, Limits | None]:
     known, machine = KnownLimits(), machine_name(worker.isa, worker.threads)
     kinds = arithmetic(worker.work)
     found = known.find(machine, kinds)
-    if found is not None:
-        return Processing(least_seconds(worker.work, found), began), None
-    device = Processing(None, began)
+    device = Processing(None if found is None else least_seconds(worker.work, found), began)
+    if found is not None and found.sure(kinds):
+        return device, None
     return device, Limits(Measuring(worker.threads, kinds), known, machine, worker.work, device)
