@@ -10,17 +10,32 @@ import adaptive_trace
 import msgspec
 import pytest
 
+from helpers.pages import read_page
+from helpers.tiny_models import write_checkpoint
 from noria.bench.adaptive import PACER, Turn, by_phase, calibrate, compete, verdict
 from noria.bench.http import Record
 from noria.bench.offline import Sampler, run_offline, sizes
-from noria.bench.simulate import VirtualClock, simulated_engine, small_machine
-from noria.bench.trace import Aims, Calibration, Load, Speed, Trace, TracePhase, aims, load_trace, read_trace
+from noria.bench.simulate import VirtualClock, numbered_requests, simulated_engine, small_machine
+from noria.bench.trace import (
+    Aims,
+    Calibration,
+    Load,
+    Speed,
+    Trace,
+    TracePhase,
+    aims,
+    load_trace,
+    read_calibration,
+    read_trace,
+)
 from noria.bench.workloads import BenchRequest
+from noria.cli.main import main
 from noria.errors import ConfigError
 from noria.pacer.base import StepShape
 
-FROZEN = "bca56a1677c1f4996ef52eddf0c2f82cbb87d28ee2c242dc2143ef3a56e346da"
+FROZEN = "709dbf27be0c2002f61fe59f8b7d6840b548862744f34d5ed5e1097a4873caef"
 LOAD = Load(requests=4, prompt=2, output=2, small=1, large=4)
+SPEED = Speed(batch=1, request=1.0, ttft=1.0, tpot=1.0)
 
 
 def tiny_trace(**changes: Any) -> Trace:
@@ -45,7 +60,7 @@ def test_the_trace_is_frozen() -> None:
     trace, digest = load_trace()
     assert digest == FROZEN
     assert [phase.name for phase in trace.phases] == ["calm", "ramp", "burst", "long prompts", "calm again"]
-    assert [len(phase.requests) for phase in trace.phases] == [20, 374, 173, 352, 20]
+    assert [len(phase.requests) for phase in trace.phases] == [20, 374, 178, 352, 20]
     assert max(prompt + output for _, prompt, output in trace.rows()) <= 1024
     made = adaptive_trace.make_trace()
     assert read_trace(adaptive_trace.dump(made).encode()) == trace
@@ -169,14 +184,14 @@ def test_steps_take_the_time_they_are_said_to_take() -> None:
 
 
 def test_virtual_runs_repeat_exactly() -> None:
-    rows = adaptive_trace.placed([(0.1 * turn, 20 + turn, 5) for turn in range(30)], 1.0)
+    rows = numbered_requests([(0.1 * turn, 20 + turn, 5) for turn in range(30)])
     runs = [adaptive_trace.simulate(adaptive_trace.fixed(4), rows, small_machine, 0.2) for _ in range(2)]
     assert runs[0].records == runs[1].records
 
 
 def test_the_calibration_tells_the_sizes_apart() -> None:
     trace, _ = load_trace()
-    load = adaptive_trace.placed([(0.0, trace.calibration.prompt, trace.calibration.output)] * 64, 1.0)
+    load = numbered_requests([(0.0, trace.calibration.prompt, trace.calibration.output)] * 64)
     found = calibrate(
         "m", trace, lambda size: adaptive_trace.simulate(adaptive_trace.fixed(size), load, small_machine, 0.0).records
     )
@@ -191,3 +206,110 @@ def test_no_single_size_does_for_all_phases(capsys: pytest.CaptureFixture[str]) 
     said = verdict(found)
     assert said["best_of_phases"]["sizes"][1:4] == ["64", "64", "8"]
     assert said["best_single"]["of_best_of_phases"] <= 0.75
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def bench(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "adaptive", *arguments])
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A trace of two phases: a group of short prompts with long answers, then one of long prompts."""
+    load = Load(requests=32, prompt=64, output=32, small=4, large=32)
+    group = [(0.1 * index, 16, 40) for index in range(24)]
+    prompts = [(0.1 * index, 200, 8) for index in range(16)]
+    phases = [
+        TracePhase(name="short", length=150.0, requests=group),
+        TracePhase(name="long <prompts>", length=150.0, requests=prompts),
+    ]
+    path = tmp_path / "trace.json"
+    path.write_bytes(msgspec.json.encode(tiny_trace(calibration=load, phases=phases)))
+    return path
+
+
+def test_the_command_reports_everybody(tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figures = tmp_path / "page.html", tmp_path / "figures.json"
+    wanted = ("--simulate", "--trace", str(small), "--sizes", "4,32", "--repeat", "2", "--max-batch-size", "64")
+    assert bench(*wanted, "--json", str(figures), "--html", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "long <prompts>" in said
+    assert "Best single size" in said
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert [one["name"] for one in found["contestants"]] == ["4", "32", "pacer"]
+    assert found["verdict"]["pacer"]["met"] == found["contestants"][2]["met"]
+    turn = found["contestants"][2]["turns"][1]
+    assert [phase["phase"] for phase in turn["phases"]] == ["short", "long <prompts>"]
+    assert turn["whole"]["requests"] == 40
+    samples = found["contestants"][2]["samples"]
+    assert {len(column) for column in samples.values()} == {len(samples["at"])}
+    assert max(samples["batch"]) <= 64
+    page = read_page(out.read_text(encoding="utf-8"))
+    series = {"4", "32", "pacer", "batch size", "running", "queue", "token budget", "as it was", "TTFT", "TPOT"}
+    assert series <= set(page.lines)
+    assert {"long <prompts>", "TTFT objective", "TPOT objective"} <= set(page.texts)
+    assert page.charts == 10
+
+
+def test_objectives_and_calibration_can_be_given(tmp_path: Path, small: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    wanted = ("--simulate", "--trace", str(small), "--no-pacer", "--sizes", "4")
+    assert bench(*wanted, "--json", str(first)) == 0
+    before = json.loads(first.read_text(encoding="utf-8"))
+    before["calibration"]["large"]["request"] *= 2
+    first.write_text(json.dumps(before), encoding="utf-8")
+    again = ("--calibration", str(first), "--slo-ttft-ms", "50", "--json", str(second))
+    assert bench(*wanted, *again) == 0
+    after = json.loads(second.read_text(encoding="utf-8"))
+    assert after["calibration"] == before["calibration"]
+    assert after["objectives_ms"] == {"ttft": 50.0, "tpot": pytest.approx(before["objectives_ms"]["tpot"])}
+    seconds = [found["contestants"][0]["turns"][0]["whole"]["seconds"] for found in (before, after)]
+    assert seconds[1] == pytest.approx(2 * seconds[0])  # the unit is the machine's
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sizes", "0", "--no-pacer"), "--sizes: nothing is left to be replayed"),
+        (("--sizes", "8,x"), "--sizes: must be positive numbers"),
+        (("--sizes", "2000"), "--batch-size: must be in 1…1024"),
+        (("--trace", "none.json"), "--trace: none.json cannot be read"),
+        (("--calibration", "none.json"), "--calibration: none.json cannot be read"),
+        (("--slo-tpot-ms", "0"), "--slo-tpot-ms: must be above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    flags: tuple[str, ...], message: str, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("--simulate", "--trace", str(small), *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="has no calibration"):
+        read_calibration(path, "m")
+    found = Calibration(model="m", small=SPEED, large=SPEED)
+    path.write_bytes(msgspec.json.encode({"calibration": found}))
+    assert read_calibration(path, "m") == found
+    with pytest.raises(ConfigError, match="was calibrated with m, not with other"):
+        read_calibration(path, "other")
+
+
+def test_a_real_engine_replays(tmp_path: Path) -> None:
+    write_checkpoint("llama", tmp_path / "model")
+    phases = [TracePhase(name="only", length=50.0, requests=[(2.0 * index, 5, 4) for index in range(12)])]
+    trace, figures = tmp_path / "trace.json", tmp_path / "figures.json"
+    load = Load(requests=8, prompt=5, output=4, small=1, large=8)
+    trace.write_bytes(msgspec.json.encode(tiny_trace(calibration=load, phases=phases)))
+    shared = ("--model", str(tmp_path / "model"), "--threads", "1", "--trace", str(trace))
+    assert bench(*shared, "--sizes", "2", "--max-batch-size", "4", "--json", str(figures)) == 0
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert [one["turns"][0]["whole"]["completed"] for one in found["contestants"]] == [12, 12]
+    assert found["calibration"]["large"]["request"] > 0
+    assert found["machine"]["cpu"]

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from noria.bench.http import Record
-from noria.bench.offline import Sample, sizes
+from noria.bench.offline import Clock, Sample, Sampler, run_offline, sizes
 from noria.bench.report import summarise
 from noria.bench.trace import Aims, Calibration, Trace, speed
+from noria.bench.workloads import BenchRequest
+from noria.engine.core import EngineCore
 
 PACER = "pacer"
 Run = Callable[[str], "Turn"]
@@ -52,6 +54,18 @@ class Contestant:
     def median(self) -> int:
         """Index of the replay that is shown: the median one by what was met."""
         return int(np.argsort([turn["met"] for turn in self.whole], kind="stable")[len(self.whole) // 2])
+
+
+def replay(
+    core: EngineCore,
+    requests: Sequence[BenchRequest],
+    on_done: Callable[[Record], None] = lambda _: None,
+    clock: Clock | None = None,
+) -> Turn:
+    """Sends every request at its time, on an engine that is used for nothing else."""
+    sampler = Sampler()
+    records = run_offline(core, requests, None, on_done, sampler, clock)
+    return Turn(records[0].start - requests[0].at, records, sampler.samples)
 
 
 def calibrate(model: str, trace: Trace, run: Callable[[int], list[Record]]) -> Calibration:

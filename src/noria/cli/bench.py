@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from noria.cli.bench_adaptive import adaptive
 from noria.cli.bench_batching import continuous_batching
 from noria.cli.bench_load import offline, serve
 from noria.cli.bench_machine import kernels, roofline
@@ -14,5 +15,6 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(offline)
 app.command("continuous-batching")(continuous_batching)
+app.command()(adaptive)
 app.command()(roofline)
 app.command()(kernels)
