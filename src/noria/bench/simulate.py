@@ -159,7 +159,7 @@ class _Bytes:
 def _pacer(options: EngineOptions, clock: VirtualClock) -> Pacer:
     """As `noria.pacer.start` makes it, but on a machine that is never short of anything, and without a memory."""
     wanted, began = options.pacer, clock.now()
-    goals = [None if value is None else value / 1e3 for value in (wanted.slo_ttft_ms, wanted.slo_tpot_ms)]
+    ttft, tpot = (None if value is None else value / 1e3 for value in (wanted.slo_ttft_ms, wanted.slo_tpot_ms))
     idle, empty = Processors(1.0, lambda: 0.0), Memory(_Bytes, _NOWHERE, _NOWHERE)
     learned = wanted.predictor == "learned"
     return Pacer(
@@ -167,6 +167,6 @@ def _pacer(options: EngineOptions, clock: VirtualClock) -> Pacer:
         Sizes(options.scheduler.max_num_seqs, options.scheduler.max_num_batched_tokens),
         Monitor(wanted.monitoring_interval, Processing(None, began), began, idle, empty, lambda: _NOON),
         RulePredictor(wanted.rules, wanted.device_threshold, wanted.memory_threshold),
-        LearnedPredictor(StepTimeModel(), Objectives(*goals, wanted.slo_percentile)) if learned else None,
+        LearnedPredictor(StepTimeModel(), Objectives(ttft, tpot, wanted.slo_percentile)) if learned else None,
         wall=lambda: _NOON,
     )
