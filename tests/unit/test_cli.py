@@ -132,7 +132,7 @@ def test_errors_are_one_line(
 
 
 def test_without_arguments_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("chat", "bench"):
+    for command in ("chat", "bench", "config"):
         _, out, _ = run(capsys, command)
         assert "Usage" in out
 

@@ -19,7 +19,7 @@ from noria.cli.serve import CONFIG_HELP, MODEL_HELP, model_of
 from noria.config import ENGINE_SETTINGS, RuleOptions
 from noria.errors import ConfigError
 
-app = typer.Typer(help="Show a server's configuration, or what a file of it may hold.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Show a server's configuration, or what a file of it may hold.")
 _CONFIG = typer.Option("--config", help=CONFIG_HELP)
 _JSON = typer.Option("--json", help="Print JSON instead of YAML.")
 _WIDTH = 44  # of values, before the comments
