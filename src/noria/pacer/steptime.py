@@ -1,12 +1,15 @@
 """What a step takes on this machine, learned from the steps that have run.
 
-A step's time is modelled as level × θ·x(shape). θ, never negative, says what each feature costs; the features grow with
-the shape, so that a larger step is never predicted to be quicker and what has not run yet is extrapolated sanely. θ is
-fitted by recursive least squares with forgetting, on relative errors (steps take from 2 ms to 300 ms), which a running
-scale clips (Huber), so that a page fault teaches little. What a feature has taught is forgotten only while the feature
-is taught anew: hours of decoding do not forget what prefill costs. What no step has taught yet is taken from a typical
-profile, stretched to the steps seen. The level is the mood of the machine: it follows within a dozen steps when a
-neighbour takes half of the processor, and leaves θ alone.
+A step's time is modelled as level × mood × θ·x(shape). θ, never negative, says what each feature costs; the features
+grow with the shape, so that a larger step is never predicted to be quicker and what has not run yet is extrapolated
+sanely. θ is fitted by recursive least squares with forgetting, on relative errors (steps take from 2 ms to 300 ms),
+which a running scale clips (Huber), so that a page fault teaches little. What a feature has taught is forgotten only
+while the feature is taught anew: hours of decoding do not forget what prefill costs. What no step has taught yet is
+taken from a typical profile, stretched to the steps seen.
+
+The mood of the machine, fast when a neighbour is gone and slow when one takes half of the processor, is one more
+unknown of the same fit, with a memory of a few steps: what θ is sure of, an error does not change, it is the mood
+then; what θ is not sure of, it learns. The level is what remains of moods.
 
 Knows shapes and seconds; no clock, no engine.
 """
@@ -25,19 +28,20 @@ from noria.pacer.base import StepShape
 Floats = NDArray[np.float64]
 
 _COLUMNS = 5  # of a shape: decode rows and context, prefill rows, tokens and context
-FEATURES = 8
+FEATURES = MOOD = 8
 SIZES = 17  # powers of two, of the tokens of steps
 _BLOCK_SECONDS = 0.25  # steps are taken in together when they took so long in all, or ...
-_BLOCK_STEPS = 128  # ... are so many, so that 400 steps a second cost no more than a few
+_BLOCK_STEPS = 64  # ... are so many, so that 400 steps a second cost no more than a few
 _WARM_UP = 32  # steps whose errors say more of the model than of the machine: they are not clipped, and set no level
 _MEMORY = 0.998  # per step: what is left of what a feature has taught
-_LEVEL_RATE = 0.3  # per step: share of an error that the level takes over
-_LEVEL_FADE = 0.001  # per step: share of the level that θ has to take over
+_MOOD_MEMORY = 0.7  # per step: what is left of what the mood was learned from
+_MOOD_BELIEF = 0.3  # steps that speak for no mood at all
+_LEVEL_RATE = 0.05  # per step: share of the mood that the level takes over
 _SCALE_RATE = 0.05  # per step, of the running scale of errors
 _LEAST_SCALE = 0.02
 _STRETCH_RATE = 0.05  # per step, of the profile's stretch
 _CLIP = 2.0  # errors beyond so many scales count as if they were as large
-_MOST_LEVEL = math.log(16.0)
+_MOST_LEVEL = math.log(16.0)  # of level and mood, each
 _FAR = 4.0  # a step is weighted by what it was expected to take, within this factor of what it took
 _REMEMBERED = 256  # errors
 _LEAST_STEPS = 64  # before the model is trusted
@@ -85,10 +89,11 @@ class StepTimeModel:
     def __init__(self, fit: Fit | None = None) -> None:
         self.steps = 0
         self._theta = np.zeros(FEATURES)
-        self._information = np.zeros((FEATURES, FEATURES))
-        self._rest = np.zeros(FEATURES)  # gradient at θ: what the bounds leave
+        # Of θ, and of the mood as one more feature.
+        self._information = np.zeros((FEATURES + 1, FEATURES + 1))
+        self._rest = np.zeros(FEATURES + 1)  # gradient at θ and mood: what bounds leave
         self._stretch = 0.0  # of the profile to the steps seen, at level 1; natural logarithm
-        self._level = 0.0  # natural logarithm
+        self._level = self._mood = 0.0  # natural logarithms
         self._scale = 0.3  # mean absolute logarithm of taken / predicted
         self._sizes = np.zeros(SIZES, np.int64)
         # [steps, 2] seconds taken, and predicted before they were learned from; the latest first.
@@ -103,7 +108,7 @@ class StepTimeModel:
         self.steps = fit.steps
         self._theta = np.array(fit.theta)
         # Worth a few dozen steps, whatever it was: a different day on the machine is followed quickly.
-        self._information = np.array(fit.information) * min(1.0, _WARM_UP * (1.0 - _MEMORY))
+        self._information[:FEATURES, :FEATURES] = np.array(fit.information) * min(1.0, _WARM_UP * (1.0 - _MEMORY))
         self._stretch = fit.stretch
         self._sizes = np.array(fit.sizes, np.int64)
 
@@ -111,10 +116,10 @@ class StepTimeModel:
     def fit(self) -> Fit:
         """What it has learned so far."""
         self.settle()
-        factor = math.exp(self._level)
+        factor = math.exp(self._level)  # the mood will be another
         return Fit(
             (factor * self._theta).tolist(),
-            (self._information / factor**2).tolist(),  # of rows divided by seconds, squared
+            (self._information[:FEATURES, :FEATURES] / factor**2).tolist(),  # of rows divided by seconds, squared
             self._stretch + self._level,
             self._sizes.tolist(),
             self.steps,
@@ -183,7 +188,9 @@ class StepTimeModel:
     def predict(self, columns: Floats) -> Floats:
         """What steps will take: [...] seconds for [..., 5] decode rows, decode context, prefill rows, prefill tokens,
         prefill context, which need not be whole numbers. Next to nothing while no step has been seen."""
-        predicted: Floats = np.maximum(math.exp(self._level) * (features(columns) @ self._theta), _SHORTEST)
+        predicted: Floats = np.maximum(
+            math.exp(self._level + self._mood) * (features(columns) @ self._theta), _SHORTEST
+        )
         return predicted
 
     def settle(self) -> None:
@@ -194,76 +201,72 @@ class StepTimeModel:
         self._pending.clear()
         self._pending_seconds = 0.0
         x, taken = features(block[:, :_COLUMNS]), block[:, _COLUMNS]
-        predicted = np.maximum(math.exp(self._level) * (x @ self._theta), _SHORTEST)
+        predicted = np.maximum(math.exp(self._level + self._mood) * (x @ self._theta), _SHORTEST)
         errors = np.log(taken / predicted)  # [steps]
         if self.steps:
             self._past = np.concatenate((np.column_stack((taken, predicted))[::-1], self._past))[:_REMEMBERED]
-            self._follow(errors)
-        weights = self._judge(errors)
-        self._fit(x, taken * math.exp(-self._level), weights)
+        self._fit(x, taken * math.exp(-self._level - self._mood), np.clip(errors, -_FAR, _FAR))
         self.steps += len(taken)
         tokens = block[:, 0] + block[:, 3]
         np.add.at(self._sizes, np.log2(np.clip(tokens, 1.0, 65536.0)).astype(np.int64), 1)
 
-    def _follow(self, errors: Floats) -> None:
-        """Moves level and scale on."""
-        if self.steps < _WARM_UP:
-            return
-        clip = 3.0 * self._scale
-        self._level *= (1.0 - _LEVEL_FADE) ** len(errors)
-        most = len(errors) * _LEVEL_RATE * clip  # what as many steps could do one by one
-        moved = (1.0 - (1.0 - _LEVEL_RATE) ** len(errors)) * float(np.median(errors))
-        self._level += min(max(moved, -most), most)
-        self._level = min(max(self._level, -_MOST_LEVEL), _MOST_LEVEL)
-        mean = float(np.minimum(np.abs(errors), clip).mean())
-        self._scale += (1.0 - (1.0 - _SCALE_RATE) ** len(errors)) * (mean - self._scale)
-        self._scale = max(self._scale, _LEAST_SCALE)
-
     def _judge(self, errors: Floats) -> Floats:
-        """[steps] weight of each error: 1, or less beyond the clip."""
+        """[steps] weight of each error: 1, or less beyond the clip. Moves the scale on."""
         if self.steps < _WARM_UP:
             return np.ones(len(errors))
-        return np.minimum(1.0, _CLIP * self._scale / np.maximum(np.abs(errors), 1e-9))
+        sizes = np.abs(errors)
+        mean = float(np.minimum(sizes, 3.0 * self._scale).mean())
+        self._scale += (1.0 - (1.0 - _SCALE_RATE) ** len(errors)) * (mean - self._scale)
+        self._scale = max(self._scale, _LEAST_SCALE)
+        return np.minimum(1.0, _CLIP * self._scale / np.maximum(sizes, 1e-9))
 
-    def _fit(self, x: Floats, taken: Floats, weights: Floats) -> None:
-        """Recursive least squares over a block, with θ kept from being negative. `taken`: at level 1."""
-        stretch = float(np.median(np.log(taken / (x @ _PROFILE))))
-        self._stretch += max(1.0 / (1 + self.steps), 1.0 - (1.0 - _STRETCH_RATE) ** len(taken)) * (
-            stretch - self._stretch
-        )
-        reference = np.clip(x @ self._theta, taken / _FAR, taken * _FAR)
-        rows = x / reference[:, None]
-        residuals = taken / reference - rows @ self._theta
+    def _fit(self, x: Floats, taken: Floats, errors: Floats) -> None:
+        """Recursive least squares over a block. `taken`: at level and mood 1; `errors`: its logarithm against θ·x."""
+        share = max(1.0 / (1 + self.steps), 1.0 - (1.0 - _STRETCH_RATE) ** len(taken))
+        self._stretch += share * (float(np.median(np.log(taken / (x @ _PROFILE)))) - self._stretch)
+        reference = x @ self._theta if self.steps >= _WARM_UP else taken
+        rows = np.column_stack((x / reference[:, None], np.ones(len(taken))))
+        residuals = errors if self.steps >= _WARM_UP else 1.0 - rows[:, :FEATURES] @ self._theta
         # A feature's information fades as often as the feature was there; that of pairs as the mean of both.
-        fade = np.power(_MEMORY, 0.5 * np.count_nonzero(x, axis=0))
-        weighted = rows * weights[:, None]
+        fade = np.append(np.power(_MEMORY, 0.5 * np.count_nonzero(x, axis=0)), _MOOD_MEMORY ** (0.5 * len(taken)))
+        weighted = rows * self._judge(errors)[:, None]
         self._information *= np.multiply.outer(fade, fade)
         self._information += weighted.T @ rows
         self._rest = fade * self._rest + weighted.T @ residuals
         self._solve()
+        moved = (1.0 - (1.0 - _LEVEL_RATE) ** len(taken)) * self._mood
+        self._mood -= moved
+        self._level = min(max(self._level + moved, -_MOST_LEVEL), _MOST_LEVEL)
 
     def _solve(self) -> None:
-        """Moves θ to the least squares, the profile's belief included; what would become negative is left out."""
+        """Moves θ and mood to the least squares, the profile's belief included; what would be negative is left out."""
         stretch = math.exp(self._stretch)
         belief = _BELIEF / stretch**2
-        information = self._information + belief
-        wanted = information @ self._theta + self._rest + belief @ (stretch * _PROFILE - self._theta)
-        theta, kept = np.zeros(FEATURES), np.arange(FEATURES)
-        while len(kept):
-            found = np.linalg.solve(information[np.ix_(kept, kept)], wanted[kept])
-            if (found >= 0.0).all():
-                theta[kept] = found
+        information = self._information.copy()
+        information[:FEATURES, :FEATURES] += belief
+        information[MOOD, MOOD] += _MOOD_BELIEF
+        now = np.append(self._theta, self._mood)
+        wanted = information[:, :FEATURES] @ self._theta + information[:, MOOD] * self._mood + self._rest
+        wanted[:FEATURES] += belief @ (stretch * _PROFILE - self._theta)
+        wanted[MOOD] -= _MOOD_BELIEF * self._mood
+        found = np.zeros(FEATURES + 1)
+        kept = np.arange(FEATURES + (self.steps >= _WARM_UP))
+        while True:
+            solved = np.linalg.solve(information[np.ix_(kept, kept)], wanted[kept])
+            good = (solved >= 0.0) | (kept == MOOD)
+            if good.all():
                 break
-            kept = kept[found > 0.0]
-        self._rest -= self._information @ (theta - self._theta)
-        self._theta = theta
+            kept = kept[good]
+        found[kept] = solved
+        self._rest -= self._information @ (found - now)
+        self._theta, self._mood = found[:FEATURES], float(found[MOOD])
 
 
 def features(columns: Floats) -> Floats:
     """[..., FEATURES] of [..., 5] shapes, each of a size about 1 for a common step, none falling as a step grows.
 
     Products of matrices take up rows in tiles of 16 and cost hardly less below, as reading the weights takes as long:
-    the first 16 tokens have a cost of their own. Past some 64 a step is bound by arithmetic rather than memory, and a
+    the first 16 tokens have a cost of their own. Beyond, a step is bound by arithmetic rather than memory, and a
     further token costs more. Rows that are sampled from cost the product with the vocabulary, contexts the attention.
     """
     decode, decode_context, prefill_rows, prefill, prefill_context = (columns[..., i] for i in range(_COLUMNS))
@@ -271,7 +274,7 @@ def features(columns: Floats) -> Floats:
     made = np.empty((*columns.shape[:-1], FEATURES))
     made[..., 0] = 1.0
     made[..., 1] = np.minimum(tokens, 16.0) / 16.0
-    made[..., 2] = np.maximum(tokens - 64.0, 0.0) / 64.0
+    made[..., 2] = np.maximum(tokens - 16.0, 0.0) / 64.0
     made[..., 3] = decode / 64.0
     made[..., 4] = decode_context / 16384.0
     made[..., 5] = prefill_rows / 4.0
