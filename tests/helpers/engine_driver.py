@@ -18,7 +18,7 @@ def ids(values) -> bytes:
 
 
 def submit(request_id, prompt, *, received=(), max_tokens=4, stop_ids=(), seed=0, **more) -> Submit:
-    names = ("choice", "group", "priority", "salt", "arrival", "tenant", "share")
+    names = ("choice", "group", "priority", "salt", "arrival", "tenant", "share", "waited", "sheddable")
     own = {name: more.pop(name) for name in names if name in more}
     params = SamplingParams(max_tokens=max_tokens, seed=seed, **more)
     return Submit(

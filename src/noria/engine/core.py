@@ -23,6 +23,7 @@ from noria.engine.outputs import Outputs
 from noria.engine.pacing import Pacing
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Scheduler
+from noria.engine.shedding import Shedding
 from noria.errors import EngineError
 from noria.executor.base import Executor
 from noria.messages import (
@@ -32,6 +33,7 @@ from noria.messages import (
     EngineStats,
     Explain,
     Finished,
+    Outlook,
     PacerStats,
     StepOutputs,
     Submit,
@@ -39,6 +41,7 @@ from noria.messages import (
     Vocabulary,
     build_id,
 )
+from noria.pacer.gate import Gate
 from noria.pacer.pacer import Pacer
 
 _log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class EngineCore:
         cache: layout, sharing and reclaiming of blocks. `block_size` and number of blocks are the executor's.
         scheduler: batching.
         pacer: sets batch size and token budget; None: they stay as they are.
+        gate: refuses requests that would miss an objective; None: nobody does.
         clock: seconds that never go back.
     """
 
@@ -65,6 +69,7 @@ class EngineCore:
         scheduler: SchedulerOptions,
         clock: Callable[[], float] = time.monotonic,
         pacer: Pacer | None = None,
+        gate: Gate | None = None,
     ) -> None:
         worker = executor.info
         slots = min(scheduler.max_num_seqs, worker.num_slots)
@@ -76,6 +81,7 @@ class EngineCore:
         self._history = History(static=not scheduler.continuous)
         self._scheduler = Scheduler(self._manager, scheduler, slots, self._history)
         self._pacing = None if pacer is None else Pacing(pacer, self._scheduler)
+        self._shedding = None if gate is None else Shedding(gate, self._scheduler, scheduler.policy)
         self._off = PacerStats(slots, scheduler.max_num_batched_tokens)
         self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
@@ -131,7 +137,8 @@ class EngineCore:
         scheduler, blocks = self._scheduler, self._manager.counts()
         pacer = self._off if self._pacing is None else self._pacing.pacer.stats
         waiting = len(scheduler.waiting) + self._aside
-        return scheduler.counters.snapshot(len(scheduler.running), waiting, blocks, pacer)
+        outlook = Outlook() if self._shedding is None else self._shedding.outlook(self._clock())
+        return scheduler.counters.snapshot(len(scheduler.running), waiting, blocks, pacer, outlook)
 
     @property
     def _aside(self) -> int:
@@ -192,6 +199,8 @@ class EngineCore:
             return False, began
         if self._pacing is not None:
             self._pacing.turn(began, self._aside)
+        if self._shedding is not None:
+            self._shed(self._shedding.lost(began))
         flight = self._scheduler.schedule(began, self._outputs)
         for request in self._scheduler.take_uncompiled():
             self._compiling.add(request)
@@ -199,6 +208,8 @@ class EngineCore:
         planned = self._clock()
         if flight is None:
             return False, planned
+        if self._shedding is not None:
+            self._shedding.planned(flight, began)
         if self._adapts:
             self._depth = 2 if len(flight.plan.slots) >= _MANY_ROWS else 1
         if not self._flights:
@@ -230,6 +241,8 @@ class EngineCore:
             self._forecast.learn(oldest.plan, collected - self._began)
         if self._pacing is not None:
             self._pacing.collected(oldest, collected - self._turned, collected)
+        if self._shedding is not None:
+            self._shedding.collected(oldest, collected - self._turned, collected)
         self._began = self._turned = self._history.now = collected
         self._history.ran()
         self._scheduler.update(oldest, result, collected, self._outputs)
@@ -295,11 +308,22 @@ class EngineCore:
         self._history.submitted(request, len(self._scheduler.waiting) + len(self._compiling))
         if self._pacing is not None:
             self._pacing.arrived(request, now)
+        if self._shedding is not None and (end := self._shedding.refusal(request, now)) is not None:
+            self._history.ended(request, end.reason)
+            self._outputs.finished.append(end)
+            return
         if request.params.grammar is not None and self._prefetch:
             self._compiling.add(request)
             self._take_compiled(now)
         else:
             self._scheduler.submit(request, now, self._outputs)
+
+    def _shed(self, ends: list[Finished]) -> None:
+        """Ends requests that have waited too long."""
+        for end in ends:
+            self._compiling.remove(end.request_id)
+            self._scheduler.abort(end.request_id, end.reason)
+        self._outputs.finished += ends
 
     def _take_compiled(self, now: float) -> None:
         """Hands over requests whose grammars are ready."""

@@ -54,6 +54,10 @@ class Tenancy(Protocol):
         """It has been given its slot."""
         ...
 
+    def has(self, tenant: str) -> bool:
+        """Whether any request of a tenant has not ended; if tenants are told apart."""
+        ...
+
     def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
         """Whose turn the next step is, of `budget` tokens. `first`: the first in line, if it could be admitted."""
         ...
@@ -85,6 +89,9 @@ class NoTenants:
 
     def started(self, request: Request) -> None:
         pass
+
+    def has(self, tenant: str) -> bool:
+        return True
 
     def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
         return EVERYONE
@@ -258,6 +265,10 @@ class FairTenants:
         self._number[request.slot] = self._counters.numbers[request.tenant]
         # A prompt that is computed again because others needed its place has been charged.
         self._paid[request.slot] = request.prompt_length if request.preemptions else 0
+
+    def has(self, tenant: str) -> bool:
+        number = self._counters.numbers.get(tenant)
+        return number is not None and bool(self._counters.unfinished[number])
 
     def turn(self, running: Running, first: Request | None, now: float, budget: int) -> Turn:
         if now - self._other > _ABOUT and np.count_nonzero(self._counters.unfinished) < 2:

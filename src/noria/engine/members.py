@@ -50,7 +50,7 @@ class Members:
     def submit(self, request: Request, now: float, outputs: Outputs) -> None:
         """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
         self.requests[request.id] = request
-        request.chain = self._manager.chain(request.salt)
+        request.chain = request.chain or self._manager.chain(request.salt)
         if self._prefetch:
             self.prefixes.look_ahead(request)
         self.tenancy.joined(request, now)

@@ -128,11 +128,12 @@ def _check(core: EngineCore) -> None:
 
 def _start(options: EngineOptions) -> tuple[Any, EngineCore]:
     from noria.executor.local import LocalExecutor
-    from noria.pacer.start import make_pacer
+    from noria.pacer.start import make_gate, make_pacer
 
     executor = LocalExecutor(options)
     cache = msgspec.structs.replace(options.cache, block_size=executor.info.block_size)
-    core = EngineCore(executor, cache, options.scheduler, pacer=make_pacer(options, executor.info))
+    pacer = make_pacer(options, executor.info)
+    core = EngineCore(executor, cache, options.scheduler, pacer=pacer, gate=make_gate(options.pacer, pacer))
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not look at it again
     return executor, core

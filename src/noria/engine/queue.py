@@ -40,6 +40,18 @@ class Line(Protocol):
         ...
 
 
+class Watcher(Protocol):
+    """Hears of who waits."""
+
+    def joined(self, request: Request) -> None:
+        """It waits from now on, maybe again."""
+        ...
+
+    def left(self, request: Request) -> None:
+        """It does not wait any more: it runs, or has ended."""
+        ...
+
+
 class OneLine:
     """All in the order of their keys."""
 
@@ -86,12 +98,16 @@ class WaitingQueue:
         key: order of requests.
         line: keeps those in line in that order; None: one line for all.
         history: is told who waits for a prefix.
+
+    Attributes:
+        watcher: is told of who comes and goes.
     """
 
     def __init__(self, key: OrderKey, line: Line | None = None, history: History | None = None) -> None:
         self._key = key
         self._line: Line = OneLine() if line is None else line
         self._history = history or History(ring=Ring(1, 1))
+        self.watcher: Watcher | None = None
         self._all: dict[int, Request] = {}  # by id, in the order in which they came
         self._parked: dict[int, deque[tuple[int, Request]]] = {}  # owner's id → (tokens it must compute first, request)
         self._parked_ids: dict[int, int] = {}  # id → owner's id
@@ -114,6 +130,8 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         self._all[request.id] = request
         self._line.push(self._key(request), request)
+        if self.watcher is not None:
+            self.watcher.joined(request)
 
     def first(self) -> Request | None:
         """The first in line that is not parked."""
@@ -123,6 +141,8 @@ class WaitingQueue:
         """Takes `first` out of the queue."""
         request = self._line.pop()
         del self._all[request.id]
+        if self.watcher is not None:
+            self.watcher.left(request)
 
     def park(self, owner: int, tokens: int) -> None:
         """Lets `first` wait until request `owner` has computed `tokens` tokens, or runs no longer."""
@@ -152,6 +172,8 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Forgets a request that has just been finished."""
         del self._all[request.id]
+        if self.watcher is not None:
+            self.watcher.left(request)
         owner = self._parked_ids.pop(request.id, None)
         if owner is not None:
             rest = deque(entry for entry in self._parked[owner] if entry[1] is not request)

@@ -42,6 +42,10 @@ class Request:
         idle_from: after a preemption, the last step that may still yield a token for it.
         wants_prompt_logprobs: until they have been reported.
         grammar: what keeps its compiled grammar at hand.
+        waited: seconds before it was submitted.
+        sheddable: it may be refused, until it has run.
+        expected: seconds that it was to wait, as was thought when it came; None: nothing was.
+        to_compute: tokens that it would have to compute before its first one, as was thought then.
     """
 
     id: int
@@ -72,6 +76,10 @@ class Request:
     admitted: float | None = None
     scores: list[PromptLogProbs] = field(default_factory=list)
     grammar: Any = None
+    waited: float = 0.0
+    sheddable: bool = False
+    expected: float | None = None
+    to_compute: float = 0.0
 
     @property
     def output_length(self) -> int:
@@ -148,4 +156,6 @@ def make_request(submit: Submit, order: int, now: float, vocab_size: int, max_mo
         wants_prompt_logprobs=params.prompt_logprobs is not None and received.size == 0,
         tenant=submit.tenant,
         share=submit.share,
+        waited=submit.waited,
+        sheddable=submit.sheddable and received.size == 0,
     )

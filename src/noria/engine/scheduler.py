@@ -22,6 +22,7 @@ from noria.engine.policy import Kinds, Turn, make_admission
 from noria.engine.request import Request, State
 from noria.engine.stats import Counters
 from noria.errors import EngineError
+from noria.messages import FinishReason
 from noria.pacer.base import Sizes
 from noria.plan import Admission, StepPlan, StepResult
 
@@ -57,7 +58,7 @@ class Scheduler:
         self._admission = make_admission(options, slots)
         self._kinds = Kinds(options.fusion)
         self._max_preemptions = options.max_preemptions
-        self._tenancy, self._prefixes = self._members.tenancy, self._members.prefixes
+        self.tenancy, self._prefixes = self._members.tenancy, self._members.prefixes
         self._last: Flight | None = None  # planned
         self._stuck: tuple[Request, int] | None = None  # did not fit, when so many tables had been freed
 
@@ -67,12 +68,12 @@ class Scheduler:
         """Queues a request; one that needs nothing any more (a resumed one at its end) finishes at once."""
         self._members.submit(request, now, outputs)
 
-    def abort(self, request_id: int) -> None:
+    def abort(self, request_id: int, reason: FinishReason = "abort") -> None:
         """Forgets a request and frees its blocks. A step under way may still write to them: it does so before any
         later step, so they can be handed out at once."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._members.forget(request, "abort")
+            self._members.forget(request, reason)
 
     def take_uncompiled(self) -> list[Request]:
         """Requests that could be admitted if their grammars were compiled. They are out of line until `compiled`."""
@@ -124,7 +125,7 @@ class Scheduler:
         if last is not None and last.repeats and last.changes == self.running.changes and not len(self.waiting):
             self.step += 1
             self._last = repeat(last, self.running)
-            self._tenancy.charge(self._last.plan, self.running.prompt)
+            self.tenancy.charge(self._last.plan, self.running.prompt)
             return self._last
         self.running.settle()
         for turn in self._kinds.turns(self._turn(now)):
@@ -140,7 +141,7 @@ class Scheduler:
         )
         self._members.released = []
         self._last = flight
-        self._tenancy.charge(flight.plan, self.running.prompt)
+        self.tenancy.charge(flight.plan, self.running.prompt)
         self.counters.prompt_tokens += flight.prompt_tokens
         return flight
 
@@ -148,12 +149,12 @@ class Scheduler:
         """Whose turn the step is. The first in line counts if there is room, or others can be made to leave."""
         first, running = self.waiting.first(), self.running
         if first is None or first.idle_from > self.collected or running.room < 0:
-            return self._tenancy.turn(running, None, now, self.budget)
-        turn = self._tenancy.turn(running, first, now, self.budget)
+            return self.tenancy.turn(running, None, now, self.budget)
+        turn = self.tenancy.turn(running, first, now, self.budget)
         if turn.all or (running.room > 0 and self._stuck != (first, self._members.frees)):
             return turn
-        if self._tenancy.victim(running, self._max_preemptions, turn.bound) is None:
-            return self._tenancy.turn(running, None, now, self.budget)
+        if self.tenancy.victim(running, self._max_preemptions, turn.bound) is None:
+            return self.tenancy.turn(running, None, now, self.budget)
         self._stuck = None  # it did not fit beside one who has got too far ahead since
         return turn
 
@@ -190,7 +191,7 @@ class Scheduler:
                 return draft
             # One that was preempted too often holds all the blocks it can need (`_size`), so it is neither chosen nor
             # ever the reason; hence the request that lacks a block can always be chosen itself.
-            victim = self._tenancy.victim(running, self._max_preemptions)
+            victim = self.tenancy.victim(running, self._max_preemptions)
             assert victim is not None
             draft.appended.pop(victim.slot, None)
             self._preempt(victim)
@@ -208,7 +209,7 @@ class Scheduler:
         the step. Returns whether there was one."""
         if turn.all or self.running.room < 0:  # or its place could not be taken
             return False
-        victim = self._tenancy.victim(self.running, self._max_preemptions, turn.bound)
+        victim = self.tenancy.victim(self.running, self._max_preemptions, turn.bound)
         if victim is None:
             return False
         self._preempt(victim)
@@ -230,7 +231,7 @@ class Scheduler:
             request = self._next()
             if request is None:
                 return _why_none(self.waiting.first(), self.collected)
-            if not self._tenancy.may_start(request, turn):
+            if not self.tenancy.may_start(request, turn):
                 return Cause.POLICY
             if self.running.room <= 0:
                 if not self._displace(turn):

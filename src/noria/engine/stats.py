@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from noria.cache.pool import PoolCounts
-from noria.messages import EngineStats, PacerStats
+from noria.messages import EngineStats, Outlook, PacerStats
 
 
 @dataclass(slots=True)
@@ -23,7 +23,9 @@ class Counters:
     ended: int = 0  # requests, in whatever way, that had any output
     ended_tokens: int = 0  # theirs
 
-    def snapshot(self, running: int, waiting: int, blocks: PoolCounts, pacer: PacerStats) -> EngineStats:
+    def snapshot(
+        self, running: int, waiting: int, blocks: PoolCounts, pacer: PacerStats, outlook: Outlook
+    ) -> EngineStats:
         return EngineStats(
             running=running,
             waiting=waiting,
@@ -41,4 +43,5 @@ class Counters:
             plan_seconds_total=self.plan_seconds,
             pacer=pacer,
             pacer_decisions_total=pacer.decisions,
+            outlook=outlook,
         )

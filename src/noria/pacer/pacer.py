@@ -72,6 +72,11 @@ class Pacer:
         """In force."""
         return self._adjuster.sizes
 
+    @property
+    def learned(self) -> Learner | None:
+        """The predictor that learns."""
+        return self._learned
+
     def arrived(self, prompt: int, now: float) -> None:
         """A request was submitted. `prompt`: tokens."""
         self.monitor.arrived(prompt, now)

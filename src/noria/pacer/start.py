@@ -9,6 +9,7 @@ import msgspec
 
 from noria.config import EngineOptions, PacerOptions
 from noria.pacer.base import Objectives, Sizes
+from noria.pacer.gate import Gate
 from noria.pacer.gauges import Device, Processing, find_nvidia
 from noria.pacer.learned import LearnedPredictor
 from noria.pacer.leisure import Limits, Memory
@@ -43,6 +44,15 @@ def make_pacer(options: EngineOptions, worker: WorkerInfo, clock: Callable[[], f
         learned, memory = LearnedPredictor(model, _objectives(wanted)), Memory(model, key)
     monitor = Monitor(wanted.monitoring_interval, device, began)
     return Pacer(wanted, most, monitor, rules, learned, limits=limits, memory=memory)
+
+
+def make_gate(options: PacerOptions, pacer: Pacer | None) -> Gate | None:
+    """What refuses requests that would miss an objective; None: nothing does. It knows step times by what the pacer
+    learns, if it does."""
+    if options.admission != "slo":
+        return None
+    learned = None if pacer is None else pacer.learned
+    return Gate(_objectives(options), learned.model if isinstance(learned, LearnedPredictor) else None)
 
 
 def _objectives(options: PacerOptions) -> Objectives:

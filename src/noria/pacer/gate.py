@@ -1,0 +1,230 @@
+"""Whether a request would meet the objectives: what has been measured of late, and a decision.
+
+Told of steps, starts and ends; asked of each request as it comes, and of those that have waited long. Each costs
+constant time. Knows no requests and no scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from noria.pacer.base import Objectives, Sizes, StepShape
+from noria.pacer.outlook import (
+    SOONEST,
+    Miss,
+    Scene,
+    Speed,
+    first_token_seconds,
+    further_token_seconds,
+    late_first_token,
+    late_further_tokens,
+    speed_of,
+    wait_seconds,
+)
+
+_LEAST_STEPS = 8  # before anything is predicted
+_KEEP = 0.98  # per step: what is left of those before
+_KEEP_ENDED = 0.95  # per request that has ended
+_PREFILL_MEMORY = 5.0  # seconds
+_REFRESH = 0.1  # seconds after which the model is asked again
+_REOPEN = 0.9  # share of the objective below which requests are taken again, once some were refused
+_RELEVANT = 0.2  # share of the objective that a wait must have been predicted at, to say anything of predictions
+_LEAST_STRETCH, _MOST_STRETCH = 0.5, 4.0
+_STRETCH_RATE = 0.1  # per wait that was predicted
+
+
+class StepTimes(Protocol):
+    """A model of what steps take (`StepTimeModel`)."""
+
+    @property
+    def trusted(self) -> bool: ...
+
+    def seconds(self, shape: StepShape) -> float | None: ...
+
+
+class Measured:
+    """Step times of late, as a straight line: for when there is no model that can be trusted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._single = [0.0] * 5  # faded sums over steps of single tokens: steps, rows, seconds, rows², rows · seconds
+        self._mixed = [0.0] * 4  # over others: steps, rows of one token, tokens of prompts, seconds
+
+    def learn(self, shape: StepShape, seconds: float) -> None:
+        """A step has taken so long."""
+        self.steps += 1
+        rows = float(shape.decode_rows)
+        if shape.prefill_tokens:
+            self._mixed = _faded(self._mixed, (1.0, rows, float(shape.prefill_tokens), seconds))
+        else:
+            self._single = _faded(self._single, (1.0, rows, seconds, rows * rows, rows * seconds))
+
+    def speed(self) -> Speed | None:
+        """None while too little is known."""
+        if self.steps < _LEAST_STEPS:
+            return None
+        base = row = 0.0
+        steps, rows, seconds, squares, products = self._single
+        if steps:
+            spread = squares / steps - (rows / steps) ** 2
+            if spread > 1e-9 * squares / steps:
+                row = max(0.0, (products / steps - rows * seconds / steps**2) / spread)
+            row = min(row, seconds / rows)  # or a step of no row would be quicker than nothing
+            base = seconds / steps - row * rows / steps
+        steps, rows, tokens, seconds = self._mixed
+        token = max(0.0, seconds - steps * base - row * rows) / tokens if tokens else 0.0
+        return Speed(base, row, token)
+
+
+def _faded(sums: list[float], values: tuple[float, ...]) -> list[float]:
+    return [_KEEP * before + value for before, value in zip(sums, values, strict=True)]
+
+
+@dataclass(slots=True)
+class Quantile:
+    """The value that a share of what is seen stays below, followed step by step (a stochastic approximation, in
+    logarithms: values are above 0)."""
+
+    share: float
+    value: float = 1.0
+
+    def see(self, value: float) -> None:
+        """One more."""
+        up = self.share if value > self.value else self.share - 1.0
+        self.value = min(_MOST_STRETCH, max(_LEAST_STRETCH, self.value * math.exp(_STRETCH_RATE * up)))
+
+
+class Gate:
+    """Args: `model` of step times, if there is one; `objectives`: one of them at least."""
+
+    def __init__(self, objectives: Objectives, model: StepTimes | None = None) -> None:
+        self.objectives = objectives
+        self._model = model
+        self._measured = Measured()
+        self._speed: Speed | None = None
+        self._speed_at = (-math.inf, Sizes(0, 0))
+        self._prefill, self._prefill_at = 0.0, 0.0  # faded seconds of late that prompts took, and as of when
+        self._ended = (0.0, 0.0)  # faded: requests, tokens of their answers
+        self._prompts = (0.0, 0.0)  # faded: tokens that were thought to be computed, and that were
+        self._stretch = Quantile(objectives.percentile / 100.0)
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------ what is told
+
+    def stepped(self, shape: StepShape, seconds: float, now: float) -> None:
+        """A step has come to its end."""
+        self._measured.learn(shape, seconds)
+        speed, spent = self._speed, 0.0
+        if shape.prefill_tokens:
+            spent = seconds if speed is None else max(0.0, seconds - speed.step(shape.decode_rows))
+        self._prefill = self._prefill * math.exp((self._prefill_at - now) / _PREFILL_MEMORY) + spent
+        self._prefill_at = now
+
+    def ended(self, count: int, tokens: int) -> None:
+        """So many requests have come to their ends, with so many tokens of output together."""
+        keep = _KEEP_ENDED**count
+        self._ended = keep * self._ended[0] + count, keep * self._ended[1] + tokens
+
+    def started(self, expected: float | None, waited: float, thought: float, computed: float) -> None:
+        """A request has been given its place.
+
+        Args:
+            expected: seconds that it was to wait; None: nothing was predicted. waited: seconds that it did.
+            thought: tokens that it was to compute. computed: that it does, as others have computed the rest.
+        """
+        before = self._prompts
+        self._prompts = _KEEP_ENDED * before[0] + thought, _KEEP_ENDED * before[1] + computed
+        self.waited(expected, waited)
+
+    def waited(self, expected: float | None, waited: float) -> None:
+        """How long one that was to wait `expected` seconds did, or would have."""
+        if expected is None or expected < _RELEVANT * (self.objectives.ttft or math.inf):
+            return
+        self._stretch.see(waited / expected)
+
+    # ------------------------------------------------------------------------------------------------ what is asked
+
+    @property
+    def output(self) -> float | None:
+        """Mean tokens of answers that have ended of late."""
+        count, total = self._ended
+        return total / count if count else None
+
+    @property
+    def computed(self) -> float:
+        """Share of the tokens of waiting prompts that will be computed, as it was of late."""
+        thought, computed = self._prompts
+        return min(1.0, computed / thought) if thought else 1.0
+
+    def prefill(self, now: float) -> float:
+        """Share of the time of late that prompts took."""
+        return self._prefill * math.exp(min(0.0, (self._prefill_at - now) / _PREFILL_MEMORY)) / _PREFILL_MEMORY
+
+    def speed(self, sizes: Sizes, context: Callable[[], float], now: float) -> Speed | None:
+        """What steps take now; None: not known. Worked out a few times a second. `context`: see `speed_of`."""
+        at, of = self._speed_at
+        if self._speed is None or now - at >= _REFRESH or of != sizes:
+            trusted = self._model is not None and self._model.trusted
+            made = speed_of(self._model.seconds, sizes, context()) if self._model is not None and trusted else None
+            self._speed = made or self._measured.speed()
+            self._speed_at = now, sizes
+        return self._speed
+
+    def full(self, scene: Scene, speed: Speed | None, waited: float) -> Miss | None:
+        """What a request that comes would miss whatever its prompt is."""
+        predicted, limit = self.outlook(scene, speed)
+        if waited + predicted <= limit or self.objectives.ttft is None:
+            return None
+        self._closed = True
+        return late_first_token(waited + predicted, self.objectives.ttft)
+
+    def refuses(self, scene: Scene, speed: Speed | None, prompt: float, waited: float) -> Miss | None:
+        """Of a request that comes: what it would miss; None: it is to be taken. An idle engine takes everything.
+
+        Args:
+            prompt: tokens that it has to compute. waited: seconds since it was asked for.
+        """
+        if speed is None or scene.idle:
+            self._closed = False
+            return None
+        ttft, tpot = self.objectives.ttft, self.objectives.tpot
+        if ttft is not None:
+            predicted = waited + first_token_seconds(scene, speed, prompt, self._stretch.value)
+            self._closed = predicted > ttft * (_REOPEN if self._closed else 1.0)
+            if self._closed:
+                return late_first_token(predicted, ttft)
+        if tpot is not None and (each := further_token_seconds(scene, speed)) > tpot:
+            return late_further_tokens(each, tpot, scene)
+        return None
+
+    def lost(self, scene: Scene, speed: Speed | None, prompt: float, waited: float) -> Miss | None:
+        """Of one that has waited, and that nothing is ahead of: whether its first token will come too late whatever
+        happens."""
+        ttft = self.objectives.ttft
+        if ttft is None or scene.idle:  # nothing holds it up any more
+            return None
+        rest = 0.0 if speed is None else first_token_seconds(scene, speed, prompt)
+        return late_first_token(waited + rest, ttft) if waited + rest > ttft else None
+
+    def later(self, scene: Scene, speed: Speed | None, prompt: float) -> float:
+        """Seconds after which a request would be taken, if nothing else comes."""
+        ttft = self.objectives.ttft
+        if ttft is None or speed is None:
+            return SOONEST
+        return late_first_token(first_token_seconds(scene, speed, prompt, self._stretch.value), ttft).retry_after
+
+    def wait(self, scene: Scene, speed: Speed | None) -> float | None:
+        """Seconds that it is to wait, unstretched; None: not known."""
+        return None if speed is None else wait_seconds(scene, speed)
+
+    def outlook(self, scene: Scene, speed: Speed | None) -> tuple[float, float]:
+        """Seconds until the first token of the shortest prompt, and most that they may be; zeros if they are unknown or
+        of no concern."""
+        ttft = self.objectives.ttft
+        if ttft is None or speed is None or scene.idle:
+            return 0.0, 0.0
+        limit = ttft * (_REOPEN if self._closed else 1.0)
+        return first_token_seconds(scene, speed, 1.0, self._stretch.value), limit
