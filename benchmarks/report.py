@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import batching
 import growth
 import shapes
 from demands import Facts, Verdict, verdicts
@@ -51,6 +52,7 @@ class Inputs:
     idle: dict[str, Any] | None
     plan: dict[str, Any] | None
     roofline: Mapping[str, dict[str, Any]]
+    batching: dict[str, Any] | None = None
 
 
 def load(folder: Path) -> Inputs:
@@ -68,6 +70,7 @@ def load(folder: Path) -> Inputs:
         one("idle"),
         one("plan"),
         {name: values for name, values in steps.items() if values},
+        one("batching"),
     )
 
 
@@ -226,6 +229,8 @@ def others(inputs: Inputs) -> Iterator[str]:
             "better of its flash attention on and off."
         )
         yield shapes.markdown(inputs.shapes["cases"])
+    if inputs.batching:
+        yield batching.markdown(inputs.batching).replace("\n## ", "\n### ").replace("# Kinds", "## Kinds", 1).strip()
     if inputs.growth:
         yield "## How a step grows"
         yield growth.markdown(inputs.growth)

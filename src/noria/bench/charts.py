@@ -25,6 +25,7 @@ svg .quiet { fill: #57606a; }
 </style>"""
 _WIDTH, _HEIGHT = 720, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 150, 44, 52
+_LETTER = 6.6  # width of a letter, about
 _FEW = 40  # points up to which each one is a dot
 _FEW_TICKS = 16  # distinct values of x up to which the axis is marked at them
 
@@ -110,7 +111,7 @@ def lines(
     for index, one in enumerate(kept):
         parts += _drawn(one, COLOURS[index % len(COLOURS)], across, up)
         parts += _legend(index, one.name)
-    return _svg(_WIDTH, max(_HEIGHT, _TOP + 20 * len(kept) + 20), title, parts)
+    return _svg(_wide(kept), max(_HEIGHT, _TOP + 20 * len(kept) + 20), title, parts)
 
 
 def bars(title: str, unit: str, rows: Sequence[Bar]) -> str:
@@ -149,7 +150,7 @@ def columns(title: str, y_title: str, groups: Sequence[str], series: Sequence[tu
             parts.append(f'<rect x="{x:.1f}" y="{top:.1f}" {size} fill="{COLOURS[index % len(COLOURS)]}"/>')
     for index, (name, _) in enumerate(series):
         parts += _legend(index, name)
-    return _svg(_WIDTH, _HEIGHT, title, parts)
+    return _svg(_wide([Series(name, ()) for name, _ in series]), _HEIGHT, title, parts)
 
 
 # ------------------------------------------------------------------------------------------------ axes
@@ -250,7 +251,7 @@ def _levels(levels: Sequence[Level], up: _Axis) -> Iterator[str]:
     for level in levels:
         y = up.place(level.value)
         yield _line(_LEFT, y, _WIDTH - _RIGHT, y, "level")
-        yield _text(_WIDTH - _RIGHT - 4, y - 4, level.name, "quiet", "end")
+        yield _text(_WIDTH - _RIGHT - 4, y - 4 if y > _TOP + 14 else y + 14, level.name, "quiet", "end")
 
 
 def _drawn(one: Series, colour: str, across: _Axis, up: _Axis) -> Iterator[str]:
@@ -266,6 +267,12 @@ def _legend(index: int, name: str) -> Iterator[str]:
     place, colour = _TOP + 12 + 20 * index, COLOURS[index % len(COLOURS)]
     yield f'<rect x="{_WIDTH - _RIGHT + 16}" y="{place - 9}" width="12" height="4" fill="{colour}"/>'
     yield _text(_WIDTH - _RIGHT + 34, place, name)
+
+
+def _wide(series: Sequence[Series]) -> int:
+    """Width of a chart whose legend has room for its names."""
+    longest = max((len(one.name) for one in series), default=0)
+    return _WIDTH + max(0, round(_LETTER * longest) - (_RIGHT - 38))
 
 
 def _number(value: float) -> str:

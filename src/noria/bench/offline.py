@@ -151,7 +151,12 @@ class _Run:
     def wait(self) -> None:
         """Sleeps while there is nothing to compute (the next arrival is not due, or a static batch fills), at most a
         millisecond. A step that yields no token, such as a part of a prompt, is followed by the next at once."""
-        pause = self._core.idle_seconds if self._core.has_work else _PAUSE
+        if self._core.has_work:
+            pause = self._core.idle_seconds
+        else:
+            pause = _PAUSE
+            if self._sampler is not None:
+                self._sampler.take(self._clock.now(), self._core.stats)
         if pause > 0:
             self._clock.sleep(min(pause, _PAUSE))
 
