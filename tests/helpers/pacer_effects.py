@@ -7,6 +7,7 @@ from typing import Any
 
 from helpers.configured import Configured, Set, shows
 from helpers.fake_executor import FakeExecutor
+from helpers.overload import World, poisson
 from helpers.pacing import Clock
 from noria.pacer.base import Decision, Load, Sizes, StepShape
 from noria.pacer.monitor import Census
@@ -15,6 +16,7 @@ from noria.pacer.start import make_pacer
 
 _BATCHING = "continuous_batching."
 _LOAD, _ADAPTIVE = f"{_BATCHING}dynamic_load_monitoring.", f"{_BATCHING}adaptive_batch_size."
+CAPACITY = 12.9  # requests per second that an engine of `World` can answer
 BUSY = Load(running=64, device=0.95, memory=0.1)
 ASKED = Load(running=20, waiting=10, device=0.1, memory=0.1, mean_prompt=50, mean_output=50)
 LONG = Load(running=20, waiting=10, device=0.1, memory=0.1, mean_prompt=20, mean_output=200)
@@ -215,6 +217,17 @@ def the_first_token_comes_no_later(set_: Set) -> None:
 def for_so_many_requests(set_: Set) -> None:
     few, many = (learned_size(set_, value, slo_ttft_ms=50.0) for value in (50.0, 99.0))
     assert few.batch > many.batch
+
+
+@shows(f"{_ADAPTIVE}admission")
+def what_cannot_meet_its_objective_is_refused(set_: Set) -> None:
+    good = {}
+    for value in ("all", "slo"):
+        world = World(options=set_.engine(value, slo_ttft_ms=1000.0).pacer)
+        world.run(poisson(2 * CAPACITY), 8.0)
+        assert all(one.taken for one in world.asked) is (value == "all")
+        good[value] = sum(one.taken and one.ttft <= 1.0 for one in world.asked)
+    assert good["slo"] > 2 * good["all"]
 
 
 # ------------------------------------------------------------------------------------------------ rules
