@@ -11,11 +11,12 @@ import pytest
 from helpers.pages import read_page
 from helpers.tiny_models import write_checkpoint
 from noria.bench.charts import Level, Series, Span, columns, lines
-from noria.bench.http import Record
+from noria.bench.http import Record, Target
 from noria.bench.limits import MachineLimits, measure_limits
 from noria.bench.load_page import distribution, load_parts, medians
 from noria.bench.page import Figure, Heading, Note, PageTable, command_line, page
 from noria.bench.report import summarise
+from noria.bench.workloads import BenchRequest
 from noria.cli.main import main
 
 WILD = '<script>alert("&")</script>'
@@ -115,6 +116,29 @@ def test_offline_writes_a_page(tmp_path: Path, model: str) -> None:
     assert {"TTFT", "TPOT", "end to end", "output tokens/s", "running", "waiting", "batch size"} <= set(found.lines)
     assert {"machine", "ISA", "threads", "command"} <= set(found.cells)
     assert out.stat().st_size < 200_000
+
+
+def test_serve_writes_a_page(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(target: Target, request: BenchRequest) -> Record:
+        return record(10.0, 0.1 * len(request.prompt_ids), request.output_tokens, 0.01)
+
+    monkeypatch.setattr("noria.bench.http.ask", answer)
+    out = tmp_path / "page.html"
+    load = ("--num-requests", "9", "--input-len", "3:9", "--output-len", "4", "--url", "http://127.0.0.1:1/<x>")
+    assert run("serve", "--model", "m", "--tokenizer", model, *load, "--html", str(out)) == 0
+    found = read_page(out.read_text(encoding="utf-8"))
+    assert {"TTFT", "TPOT", "ITL", "end to end", "output tokens/s", "in flight"} <= set(found.lines)
+    assert "9 of 9" in found.cells
+
+
+def test_offline_can_be_paced_or_not(tmp_path: Path, model: str) -> None:
+    out = tmp_path / "found.json"
+    load = ("--num-requests", "3", "--input-len", "3", "--output-len", "2", "--threads", "1", "--json", str(out))
+    for flags, enabled in (((), True), (("--no-adaptive-batch-size",), False)):
+        assert run("offline", "--model", model, *load, "--slo-tpot-ms", "50", *flags) == 0
+        found = json.loads(out.read_text(encoding="utf-8"))
+        assert (found["options"]["pacer"]["enabled"], found["options"]["pacer"]["slo_tpot_ms"]) == (enabled, 50.0)
+        assert found["median"]["goodput_requests_per_s"] is not None
 
 
 def test_a_page_that_cannot_be_written_is_an_error(

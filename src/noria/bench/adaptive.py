@@ -20,6 +20,7 @@ from noria.bench.workloads import BenchRequest
 from noria.engine.core import EngineCore
 
 PACER = "pacer"
+_EVERY = 0.05  # seconds between two samples of an engine
 Run = Callable[[str], "Turn"]
 
 
@@ -63,7 +64,7 @@ def replay(
     clock: Clock | None = None,
 ) -> Turn:
     """Sends every request at its time, on an engine that is used for nothing else."""
-    sampler = Sampler()
+    sampler = Sampler(_EVERY)
     records = run_offline(core, requests, None, on_done, sampler, clock)
     return Turn(records[0].start - requests[0].at, records, sampler.samples)
 

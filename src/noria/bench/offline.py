@@ -16,7 +16,6 @@ from noria.engine.core import EngineCore
 from noria.messages import EngineStats, StepOutputs, Submit
 from noria.params import SamplingParams
 
-_SAMPLED = 0.01  # seconds between two samples, at least
 _PAUSE = 0.001  # longest sleep while nothing is to be computed
 
 
@@ -56,14 +55,19 @@ class Sample:
 
 
 class Sampler:
-    """Keeps the state of an engine over time, often enough for a chart."""
+    """Keeps the state of an engine over time, often enough for a chart.
 
-    def __init__(self) -> None:
+    Args:
+        every: seconds between two samples, at least.
+    """
+
+    def __init__(self, every: float = 0.01) -> None:
+        self._every = every
         self.samples: list[Sample] = []
 
     def take(self, now: float, stats: EngineStats) -> None:
         """Keeps what a step said unless the last sample is recent."""
-        if not self.samples or now >= self.samples[-1].at + _SAMPLED:
+        if not self.samples or now >= self.samples[-1].at + self._every:
             pacer = stats.pacer
             sizes = pacer.batch, pacer.budget, pacer.arrival_rate
             self.samples.append(Sample(now, stats.running, stats.waiting, *sizes))

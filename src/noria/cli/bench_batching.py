@@ -8,14 +8,14 @@ import msgspec
 import typer
 
 from noria.cli.bench_common import (
+    AimTpot,
+    AimTtft,
     Dataset,
     HtmlPath,
     JsonPath,
     Quantization,
     Repeat,
     Seed,
-    SloTpot,
-    SloTtft,
     Threads,
     make_spec,
     parse_lengths,
@@ -61,8 +61,8 @@ def continuous_batching(
     repeat: Repeat = 1,
     json: JsonPath = None,
     html: HtmlPath = None,
-    slo_ttft_ms: SloTtft = None,
-    slo_tpot_ms: SloTpot = None,
+    slo_ttft_ms: AimTtft = None,
+    slo_tpot_ms: AimTpot = None,
 ) -> None:
     """Continuous batching, paced or at a fixed batch size, or static batching, in process."""
     if parse_switch(enable_moe_optimization, "--enable-moe-optimization"):

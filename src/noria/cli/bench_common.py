@@ -41,6 +41,12 @@ Seed = Annotated[int, typer.Option("--seed", help="The same seed makes the same 
 Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Runs; the table shows the median run by throughput.")]
 SloTtft = Annotated[float | None, typer.Option("--slo-ttft-ms", help="Goodput counts requests within this TTFT.")]
 SloTpot = Annotated[float | None, typer.Option("--slo-tpot-ms", help="Goodput counts requests within this TPOT.")]
+AimTtft = Annotated[
+    float | None, typer.Option("--slo-ttft-ms", help="Objective: the pacer aims at it, goodput counts what keeps it.")
+]
+AimTpot = Annotated[
+    float | None, typer.Option("--slo-tpot-ms", help="Objective: the pacer aims at it, goodput counts what keeps it.")
+]
 Model = Annotated[str, typer.Option("--model", help="Short name, repository id, directory or GGUF file.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, f32 or bf16.")]
 Quantization = Annotated[str, typer.Option("--quantization", help="auto, none, int8 or int4.")]

@@ -8,6 +8,8 @@ import msgspec
 import typer
 
 from noria.cli.bench_common import (
+    AimTpot,
+    AimTtft,
     Burstiness,
     CacheDtype,
     Concurrency,
@@ -116,8 +118,8 @@ def offline(
     repeat: Repeat = 1,
     json: JsonPath = None,
     html: HtmlPath = None,
-    slo_ttft_ms: SloTtft = None,
-    slo_tpot_ms: SloTpot = None,
+    slo_ttft_ms: AimTtft = None,
+    slo_tpot_ms: AimTpot = None,
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
     kv_cache_dtype: CacheDtype = "auto",
@@ -125,6 +127,9 @@ def offline(
     max_num_batched_tokens: Annotated[
         int, typer.Option("--max-num-batched-tokens", help="Most tokens computed in one step.")
     ] = 512,
+    adaptive_batch_size: Annotated[
+        bool, typer.Option(help="The pacer sets batch size and token budget; otherwise they stay at the most.")
+    ] = True,
     threads: Threads = None,
     backend: Annotated[str, typer.Option("--backend", help="cpu, or reference (NumPy, slow).")] = "cpu",
     profile: Annotated[bool, typer.Option("--profile", help="Show where each millisecond of a step goes.")] = False,
@@ -136,6 +141,7 @@ def offline(
         model={"model": model, "dtype": dtype, "quantization": quantization},
         cache={"dtype": kv_cache_dtype},
         scheduler={"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens},
+        pacer={"enabled": adaptive_batch_size, "slo_ttft_ms": slo_ttft_ms, "slo_tpot_ms": slo_tpot_ms},
         device={"threads": threads, "backend": backend},
     )
     loop = (num_requests, concurrency, request_rate, burstiness)
