@@ -111,7 +111,13 @@ class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
     request_id: int
 
 
-ToEngine = Hello | Submit | Abort | Control | Vocabulary | Explain
+class AskPacer(msgspec.Struct, frozen=True, array_like=True, tag="pacer"):
+    """What has the pacer decided? It is answered in a StepOutputs, by `PacerLog` with the same `ask`."""
+
+    ask: int
+
+
+ToEngine = Hello | Submit | Abort | Control | Vocabulary | Explain | AskPacer
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag="ready", kw_only=True):
@@ -301,6 +307,19 @@ class Explained(msgspec.Struct, frozen=True, array_like=True, tag="explained", k
     own_seconds: float = 0.0
 
 
+class PacerLog(msgspec.Struct, frozen=True, array_like=True, tag="pacer_log"):
+    """What the pacer decided, its last decisions first to last.
+
+    Attributes:
+        now: on the engine's clock.
+        decisions: `pacer.base.Decision`s as msgpack; None: there is no pacer.
+    """
+
+    ask: int
+    now: float
+    decisions: bytes | None
+
+
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", kw_only=True):
     """All that one step has for one client.
 
@@ -321,7 +340,7 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", k
     prompt_logprobs: dict[int, LogProbs] = {}
     stats: EngineStats = EngineStats()
     started: tuple[Started, ...] = ()
-    answers: tuple[Explained, ...] = ()
+    answers: tuple[Explained | PacerLog, ...] = ()
 
 
 FromEngine = EngineInfo | Refused | StepOutputs

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from noria.frontend.course import Passage
 from noria.frontend.recovery import Recovery
 from noria.frontend.stream import LiveRequest
 from noria.messages import Abort, Submit
@@ -31,7 +32,7 @@ class Engines:
         submit = Submit(request_id=one, prompt_ids=prompt, params=SamplingParams(), group=one, arrival=float(one))
         stream: Any = SimpleNamespace(live={})
         detokenizer: Any = None
-        self.live[one] = stream.live[one] = LiveRequest(submit, stream, 0, detokenizer, 2, 0.0, 0.0)
+        self.live[one] = stream.live[one] = LiveRequest(submit, stream, 0, detokenizer, 2, 0.0, 0.0, Passage(0, 2, 0.0))
         self.recovery.submit(self.live[one])
 
     def of(self, group: int) -> LiveRequest:

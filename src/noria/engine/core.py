@@ -28,12 +28,14 @@ from noria.errors import EngineError
 from noria.executor.base import Executor
 from noria.messages import (
     Abort,
+    AskPacer,
     Control,
     EngineInfo,
     EngineStats,
     Explain,
     Finished,
     Outlook,
+    PacerLog,
     PacerStats,
     StepOutputs,
     Submit,
@@ -158,6 +160,9 @@ class EngineCore:
         elif isinstance(message, Explain):
             self._history.now = self._clock()
             self._outputs.answers.append(explain(self._history, message.ask, message.request_id))
+        elif isinstance(message, AskPacer):
+            decisions = None if self._pacing is None else self._pacing.decisions()
+            self._outputs.answers.append(PacerLog(message.ask, self._clock(), decisions))
 
     def step(self) -> StepOutputs | None:
         """One turn. Returns what there is to say, if anything.

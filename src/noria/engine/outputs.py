@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from noria.engine.request import Request
-from noria.messages import EngineStats, Explained, Finished, FinishReason, LogProbs, Started, StepOutputs
+from noria.messages import EngineStats, Explained, Finished, FinishReason, LogProbs, PacerLog, Started, StepOutputs
 from noria.plan import Int32, PromptLogProbs, TokenLogProbs
 
 _ONE = struct.pack("<i", 1)
@@ -49,7 +49,7 @@ class Outputs:
     started: list[Started] = field(default_factory=list)
     logprobs: dict[int, LogProbs] = field(default_factory=dict)
     prompt_logprobs: dict[int, LogProbs] = field(default_factory=dict)
-    answers: list[Explained] = field(default_factory=list)
+    answers: list[Explained | PacerLog] = field(default_factory=list)
     stats_wanted: bool = False
 
     def __bool__(self) -> bool:

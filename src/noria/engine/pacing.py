@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from noria.engine.flight import Flight
@@ -62,6 +63,10 @@ class Pacing:
             self._ended = (counters.ended, counters.ended_tokens)
         sizes = self.pacer.turn(self._census(now, compiling), now)
         self._scheduler.bind(sizes)
+
+    def decisions(self) -> bytes:
+        """Those that are remembered, as msgpack."""
+        return msgspec.msgpack.encode(list(self.pacer.decisions))
 
     def _census(self, now: float, compiling: int) -> Census:
         scheduler = self._scheduler

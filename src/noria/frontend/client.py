@@ -18,10 +18,12 @@ import msgspec
 import numpy as np
 
 from noria.errors import EngineError, QueueFullError, UnavailableError
+from noria.frontend.course import Passage
 from noria.frontend.detokenizer import Detokenizer, Pieces
 from noria.frontend.door import Door
 from noria.frontend.outputs import OutputRouter, record
 from noria.frontend.pace import Pace
+from noria.frontend.questions import Questions
 from noria.frontend.recovery import Recovery
 from noria.frontend.stream import LiveRequest, RequestStream
 from noria.frontend.supervisor import Supervisor
@@ -106,6 +108,7 @@ class EngineClient:
         self.pace = Pace()
         self.door = Door()
         self._engine = Supervisor(transport, make_transport)
+        self.questions = Questions(self._engine.send)
         self._ids = itertools.count(1)
         self._vocabulary = VocabularyTeller(pieces, end_ids, self._engine.send)
         self._recovery = Recovery(self.requests, self._vocabulary.send, self._ids.__next__)
@@ -115,7 +118,6 @@ class EngineClient:
         self._info: EngineInfo | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._error: EngineError | None = None
-        self._stats_waiters: list[asyncio.Future[None]] = []
 
     @property
     def info(self) -> EngineInfo:
@@ -242,7 +244,9 @@ class EngineClient:
                 params.include_stop_str_in_output,
                 marks,
             )
-            live = LiveRequest(submit, stream, index + choice, detokenizer, prompt_tokens, started, started)
+            passage = Passage(index + choice, prompt_tokens, time.monotonic())
+            live = LiveRequest(submit, stream, index + choice, detokenizer, prompt_tokens, started, started, passage)
+            stream.course.passages.append(passage)
             stream.live[request_id] = self.requests[request_id] = live
             self.metrics.accepted()
             self._recovery.submit(live)
@@ -250,14 +254,7 @@ class EngineClient:
     async def refresh_stats(self, timeout: float = 0.5) -> EngineStats:
         """The engine's statistics as of now; the latest known ones if it does not answer within `timeout` seconds."""
         if self._recovery.up:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._stats_waiters.append(waiter)
-            if len(self._stats_waiters) == 1:
-                self._engine.send(Control("stats"))
-            try:
-                await asyncio.wait_for(waiter, timeout)
-            except asyncio.TimeoutError:
-                self._stats_waiters = [other for other in self._stats_waiters if other is not waiter]
+            await self.questions.fresh_stats(timeout)
         return self.metrics.stats
 
     def reset_prefix_cache(self) -> None:
@@ -294,13 +291,14 @@ class EngineClient:
             self._router.take(outputs)
             self.door.heard(outputs.stats.outlook, time.monotonic())
             self._recovery.check()
-            self._answer_stats()
+            self.questions.answered(outputs.answers)
+            self.questions.told_stats()
 
     async def _replace(self, error: EngineError) -> None:
         """Another engine, which goes on with what the dead one had. Raises EngineError if there is none."""
         lost = self._recovery.died(self.info.max_num_seqs)
         self.metrics.ended()
-        self._answer_stats()
+        self.questions.give_up()
         if lost:
             now = time.monotonic()
             log.error("%s; %d requests end in error: it died of them twice while it had nothing else", error, len(lost))
@@ -337,6 +335,7 @@ class EngineClient:
             return
         self.unfinished -= 1
         self.pace.ended()
+        live.note_end(reason, now)
         self.metrics.finished(record(live, reason, now))
 
     def _abort(self, stream: RequestStream) -> None:
@@ -359,13 +358,7 @@ class EngineClient:
             self._forget(live, "error", now)
         for stream in streams.values():
             stream.fail(refusal)
-        self._answer_stats()
-
-    def _answer_stats(self) -> None:
-        for waiter in self._stats_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._stats_waiters.clear()
+        self.questions.give_up()
 
     def _check_engine(self) -> None:
         if self._error is not None:

@@ -137,7 +137,7 @@ class OutputRouter:
         if not count:
             return
         if live.first_token is None:
-            live.first_token = now
+            live.first_token = live.passage.first = now
             self._metrics.first_token(now - live.started, live.prompt_tokens if live.submit.choice == 0 else 0)
         else:
             # Most tokens of a step have waited since the same step before, for exactly as long.

@@ -63,6 +63,7 @@ class Recovery:
         blank = [live for live in had if _is_blank(live)]
         for live in had:
             live.in_engine = False
+            live.passage.left(died=True)
             live.submit = msgspec.structs.replace(live.submit, sheddable=False)  # it has waited enough
             live.deaths = live.deaths + 1 if _is_blank(live) else 0
             live.lonely_deaths = live.lonely_deaths + (len(had) == 1) if _is_blank(live) else 0
@@ -100,6 +101,7 @@ class Recovery:
         self._requests[live.submit.request_id] = self._requests.pop(old)
         live.stream.live[live.submit.request_id] = live.stream.live.pop(old)
         live.in_engine = False
+        live.passage.left(died=False)
         self._held.append(live)
 
     def _go_on(self) -> None:
@@ -117,6 +119,7 @@ class Recovery:
     def _hand_over(self, live: LiveRequest) -> None:
         live.in_engine = True
         live.handed_over = len(live.received)
+        live.passage.handed_over(live.submit.request_id)
         if live.received:
             self._send(msgspec.structs.replace(live.submit, received_ids=np.asarray(live.received, "<i4").tobytes()))
         else:

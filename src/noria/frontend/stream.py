@@ -8,12 +8,14 @@ task is woken for each token.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from noria.frontend.course import Course, Passage
 from noria.frontend.detokenizer import Detokenizer
 from noria.messages import FinishReason, LogProbs, Submit
 
@@ -168,6 +170,7 @@ class RequestStream:
         self._error: Exception | None = None
         self._begun = False
         self._on_close = on_close
+        self.course = Course(time.monotonic(), time.time(), prompt_tokens=prompt_tokens)
 
     def __enter__(self) -> RequestStream:
         return self
@@ -310,6 +313,7 @@ class LiveRequest:
     prompt_tokens: int
     started: float
     last: float
+    passage: Passage
     received: list[int] = field(default_factory=list)
     prompt_logprobs: LogProbColumns | None = None
     cached_tokens: int = 0
@@ -326,3 +330,10 @@ class LiveRequest:
         if self.first_token is None:
             self.cached_tokens, self.queued_seconds = cached_tokens, queued_seconds
         self.stream.begin()
+
+    def note_end(self, reason: FinishReason, now: float) -> None:
+        """It has ended."""
+        passage = self.passage
+        passage.ended, passage.reason, passage.tokens = now, reason, len(self.received)
+        passage.last = None if self.first_token is None else self.last
+        passage.cached_tokens = self.cached_tokens

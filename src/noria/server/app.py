@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from noria.errors import NotFoundError, RequestError
 from noria.observe.logging import get_logger
-from noria.server import pages
+from noria.server import debug, pages
 from noria.server.access import LIMIT_HEADERS, LIMITS, ApiKeys
 from noria.server.chat import create_chat_completion
 from noria.server.completions import create_completion
@@ -49,6 +49,9 @@ def create_app(state: ServerState) -> Starlette:
         _route("/metrics", pages.metrics, "GET"),
         _route("/version", pages.version, "GET"),
         _route("/openapi.json", pages.openapi, "GET"),
+        _route("/debug/requests", debug.list_requests, "GET"),
+        _route("/debug/requests/{id}", debug.explain_request, "GET"),
+        _route("/debug/pacer", debug.explain_pacer, "GET"),
     ]
     app = Starlette(
         routes=routes,

@@ -15,7 +15,7 @@ from noria.frontend.stream import RequestStream
 from noria.params import SamplingParams
 from noria.server.chat_parts import PartsReply
 from noria.server.chat_reply import ChatReply
-from noria.server.http import EventStream, large_response
+from noria.server.http import EventStream, large_response, noted
 from noria.server.protocol import ChatRequest
 from noria.server.reading import read_messages, sampling_params
 from noria.server.state import ServerState, parts_of, submit, whole
@@ -35,12 +35,14 @@ async def create_chat_completion(request: Request) -> Response:
     state.check_model(wanted.model)
     wanted.check()
     talk = _Conversation(state, wanted)
-    stream = await submit(state, request, wanted, talk.params.n, talk.prepare, arrived, talk.bind, talk.in_parts)
+    stream = await submit(
+        state, request, wanted, "chat", talk.params.n, talk.prepare, arrived, talk.bind, talk.in_parts
+    )
     reply = talk.reply(stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
     choices = await whole(request, stream)
-    return await large_response(partial(reply.complete, choices), parts_of(choices))
+    return noted(await large_response(partial(reply.complete, choices), parts_of(choices)), stream)
 
 
 class _Conversation:

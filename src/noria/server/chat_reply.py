@@ -34,7 +34,7 @@ class ChatReply:
         self._wanted = wanted
         self._prompt = prompt
         self._choices = stream.choices
-        self._replying = Replying("chat", "chatcmpl", wanted, stream, arrived)
+        self._replying = Replying("chat", wanted, stream, arrived)
         # Chunks hold text and nothing else.
         self._plain = not (wanted.logprobs or wanted.return_token_ids or wanted.continuous_usage)
         self._templates: dict[int, tuple[bytes, bytes]] = {}  # by choice, of a chunk with text

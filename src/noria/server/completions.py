@@ -14,7 +14,7 @@ from noria.errors import InvalidRequestError
 from noria.frontend.inputs import DEFAULT_COMPLETION_TOKENS
 from noria.frontend.stream import Increment, RequestStream
 from noria.params import SamplingParams
-from noria.server.http import EventStream, encode_text, event, large_response, text_template
+from noria.server.http import EventStream, encode_text, event, large_response, noted, text_template
 from noria.server.logprobs import CompletionLogprobsWriter, extend, prompt_logprobs
 from noria.server.protocol import CompletionRequest
 from noria.server.reading import prompts_of, sampling_params
@@ -48,12 +48,12 @@ async def create_completion(request: Request) -> Response:
 
     form = form_of(wanted)
     bind = None if form is None else partial(state.grammars.of, form.spec, form.field)
-    stream = await submit(state, request, wanted, len(prompts) * params.n, prepare, arrived, bind)
+    stream = await submit(state, request, wanted, "completion", len(prompts) * params.n, prepare, arrived, bind)
     reply = _Reply(state, wanted, params, encoded, echo, stream, arrived)
     if wanted.stream:
         return EventStream(stream, reply)
     choices = await whole(request, stream)
-    return await large_response(partial(reply.complete, choices), parts_of(choices))
+    return noted(await large_response(partial(reply.complete, choices), parts_of(choices)), stream)
 
 
 async def _said(state: ServerState, wanted: CompletionRequest, prompt: str | list[int], ids: list[int]) -> str:
@@ -99,7 +99,7 @@ class _Reply:
         self._wanted = wanted
         self._params = params
         self._encoded = encoded
-        self._replying = Replying("completion", "cmpl", wanted, stream, arrived)
+        self._replying = Replying("completion", wanted, stream, arrived)
         # Chunks hold text and nothing else.
         self._plain = params.logprobs is None and not (wanted.return_token_ids or wanted.continuous_usage)
         self._echo = echo

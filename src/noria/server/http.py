@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -63,6 +64,16 @@ async def large_response(make: Callable[[], Any], parts: int) -> Response:
     if parts <= MANY_PARTS:
         return json_response(make())
     return await asyncio.to_thread(lambda: json_response(make()))
+
+
+def noted(response: Response, stream: RequestStream) -> Response:
+    """A whole answer, of which it is noted when it has been sent."""
+
+    async def note() -> None:  # not one that is run in a thread
+        stream.course.note_sent()
+
+    response.background = BackgroundTask(note)
+    return response
 
 
 class Bodies:
@@ -226,6 +237,7 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": opening, "more_body": True})
                 end = await self._forward(send) + DONE
                 await send({"type": "http.response.body", "body": end, "more_body": False})
+                self._stream.course.note_sent()
         except StreamClosedError:
             return  # the watch closed it: nobody is there to read on
         finally:
@@ -233,12 +245,15 @@ class EventStream(Response):
 
     async def _forward(self, send: Send) -> bytes:
         """Sends all that the engine yields; returns what remains to be said."""
-        news = self._events.news
+        news, course = self._events.news, self._stream.course
         deliver = cast("Callable[[Message], Coroutine[Any, Any, None]]", send)  # an async function, as they all are
 
         def write(increments: list[Increment]) -> Coroutine[Any, Any, None] | None:
             body = news(increments)
-            return deliver({"type": "http.response.body", "body": body, "more_body": True}) if body else None
+            if not body:
+                return None
+            course.note_opened()
+            return deliver({"type": "http.response.body", "body": body, "more_body": True})
 
         try:
             await self._stream.forward(write)
@@ -260,5 +275,6 @@ __all__ = [
     "event",
     "json_response",
     "large_response",
+    "noted",
     "other_fields",
 ]

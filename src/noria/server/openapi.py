@@ -7,6 +7,7 @@ Nothing is said twice: types, ranges and descriptions are those of the structs, 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import msgspec
 
 import noria
 from noria.observe.metrics import CONTENT_TYPE
+from noria.server.accounts import Account, Requests
+from noria.server.debug import PacerDecisions
 from noria.server.errors import ErrorReply
 from noria.server.fields import known_fields
 from noria.server.others import Ignored, Refused, others_of
@@ -37,7 +40,7 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "A field is wrong, or the prompt leaves no room in the context. `param` names the field.",
     401: "No API key, or a wrong one.",
-    404: "Another model than the one that is served.",
+    404: "Another model than the one that is served, or something else that is not here.",
     413: "The body is larger than the server's limit.",
     429: "The queue is full; `Retry-After` says when to try again.",
     500: "A fault of the server; its log has the details.",
@@ -59,6 +62,7 @@ class Operation:
         errors: status codes beside those that all operations of its kind have; of /health and /ready with `reply` as
             their body.
         open: no API key is needed.
+        query: parameters, by name what they mean, all of them integers.
     """
 
     path: str
@@ -68,8 +72,15 @@ class Operation:
     chunk: Struct | None = None
     errors: tuple[int, ...] = ()
     open: bool = False
+    query: tuple[tuple[str, str], ...] = ()
 
 
+_LIMIT = ("limit", "How many at most, 100 if not given.")
+_CHOICE = ("choice", "Index of the only choice to be told of; the first eight if not given.")
+_PARAMETERS = {
+    "model": "The model's name; it may hold slashes.",
+    "id": "As the reply calls it, or the client's own `request_id`.",
+}
 OPERATIONS = (
     Operation("/v1/completions", "Continues prompts", Completion, CompletionRequest, Completion, (503,)),
     Operation("/v1/chat/completions", "Answers a conversation", ChatCompletion, ChatRequest, ChatChunk, (503,)),
@@ -83,6 +94,9 @@ OPERATIONS = (
     Operation("/metrics", "Metrics for Prometheus", None, errors=(404,)),
     Operation("/version", "The version", Version),
     Operation("/openapi.json", "This document", None),
+    Operation("/debug/requests", "The last requests of the caller", Requests, errors=(400,), query=(_LIMIT,)),
+    Operation("/debug/requests/{id}", "Where a request's time went", Account, errors=(400, 404), query=(_CHOICE,)),
+    Operation("/debug/pacer", "What the pacer decided, and why", PacerDecisions, errors=(503,)),
 )
 
 
@@ -118,12 +132,23 @@ def _operation(one: Operation, keys: bool) -> dict[str, Any]:
     }
     if one.body is not None:
         made["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(one.body)}}}
-    if "{" in one.path:
-        parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-        made["parameters"] = [parameter | {"description": "The model's name; it may hold slashes."}]
+    if parameters := [*_in_path(one.path), *map(_in_query, one.query)]:
+        made["parameters"] = parameters
     if one.open and keys:
         made["security"] = []
     return made
+
+
+def _in_path(path: str) -> Iterator[dict[str, Any]]:
+    for name, said in _PARAMETERS.items():
+        if f"{{{name}}}" in path:
+            kind = {"type": "string"}
+            yield {"name": name, "in": "path", "required": True, "schema": kind, "description": said}
+
+
+def _in_query(parameter: tuple[str, str]) -> dict[str, Any]:
+    name, said = parameter
+    return {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": said}
 
 
 _TO_NAME = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
@@ -148,7 +173,7 @@ def _answer(one: Operation) -> dict[str, Any]:
 
 
 def _error(one: Operation, status: int) -> dict[str, Any]:
-    if status == 503 and one.body is None:
+    if status == 503 and one.open:
         return {"description": "No.", "content": {_JSON: {"schema": _ref(one.reply or ErrorReply)}}}
     made: dict[str, Any] = {"description": _ERRORS[status], "content": {_JSON: {"schema": _ref(ErrorReply)}}}
     if status in (429, 503):

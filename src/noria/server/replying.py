@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 
 from msgspec import UNSET, UnsetType
 
@@ -19,7 +18,7 @@ class Replying:
     """Id, time and usage of the replies to one request.
 
     Args:
-        kind: what the log calls them. prefix: of their id.
+        kind: what the log calls them.
         arrived: when the request came, `time.monotonic()`.
 
     Attributes:
@@ -27,10 +26,8 @@ class Replying:
         quiet: `usage` in a chunk that tells none: OpenAI has null there where a chunk of usage is to follow.
     """
 
-    def __init__(
-        self, kind: str, prefix: str, wanted: GenerationRequest, stream: RequestStream, arrived: float
-    ) -> None:
-        self.id = f"{prefix}-{wanted.request_id or uuid.uuid4().hex}"
+    def __init__(self, kind: str, wanted: GenerationRequest, stream: RequestStream, arrived: float) -> None:
+        self.id = stream.course.id
         self.created = int(time.time())
         self.tokens = 0
         self.quiet: UnsetType | None = None if wanted.include_usage else UNSET

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from noria.config import ServerOptions, nearest
 from noria.errors import EngineError, InvalidRequestError, NotFoundError, OverloadedError, UnavailableError
 from noria.frontend.client import EngineClient
+from noria.frontend.course import Course
 from noria.frontend.detokenizer import Pieces
 from noria.frontend.grammars import Grammars
 from noria.frontend.inputs import InputProcessor
@@ -27,6 +29,7 @@ from noria.params import SamplingParams
 from noria.server.access import Access, Caller, KeyCollector, caller_of
 from noria.server.fields import known_fields
 from noria.server.http import Bodies, Watch, decode, other_fields
+from noria.server.journal import Journal
 from noria.server.others import check_others
 from noria.server.protocol import GenerationRequest
 from noria.server.reading import Defaults
@@ -72,6 +75,7 @@ class ServerState:
     grammars: Grammars = field(default_factory=Grammars)
     bodies: Bodies = field(init=False)
     access: Access = field(init=False)
+    journal: Journal = field(default_factory=Journal)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.options.max_body_bytes, self.inputs.max_model_len)
@@ -126,12 +130,15 @@ class ServerState:
 
 Prepare = Callable[[], Coroutine[Any, Any, tuple[list[list[int]], list[SamplingParams]]]]
 Bind = Callable[[], Coroutine[Any, Any, str | None]]
+Kind = Literal["chat", "completion"]
+PREFIXES: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}  # of ids
 
 
 async def submit(
     state: ServerState,
     request: Request,
     wanted: GenerationRequest,
+    kind: Kind,
     choices: int,
     prepare: Prepare,
     arrived: float,
@@ -141,6 +148,8 @@ async def submit(
     """Takes seats for `choices`, lets `prepare` make prompts and parameters, and submits them.
 
     Args:
+        kind: of the answer.
+        arrived: when the request came, `time.monotonic()`.
         bind: makes the grammar of the answers, after `prepare`; None: they are free.
         marks: the text keeps the control tokens that tell the parts of an answer from each other.
 
@@ -149,6 +158,7 @@ async def submit(
         OverloadedError: the answer would miss an objective of the server. Once this returns, it will not be raised.
     """
     state.check_draining()  # it may have begun while the body was read
+    moments = [time.monotonic()]
     limit, caller = state.client.max_unfinished, caller_of(request)
     if choices > limit:
         raise InvalidRequestError(f"{choices} choices in one request; this server takes at most {limit}", "n")
@@ -156,10 +166,12 @@ async def submit(
         if choices == 1:
             state.check_outlook()
         prompts, params = await _unless_gone(watch, prepare())
+        moments.append(time.monotonic())
         if bind is not None:
             grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
         caller.take_prompt(sum(map(len, prompts)))
+        moments.append(time.monotonic())
         stream = state.client.submit(
             prompts,
             params,
@@ -171,9 +183,28 @@ async def submit(
             marks=marks,
             sheddable=state.sheds,
         )
+        _enter(state, stream.course, wanted, kind, caller, arrived, moments)
         if state.sheds and choices == 1:
             await _begun(watch, stream, caller)
         return stream
+
+
+def _enter(
+    state: ServerState,
+    course: Course,
+    wanted: GenerationRequest,
+    kind: Kind,
+    caller: Caller,
+    arrived: float,
+    moments: list[float],
+) -> None:
+    """Gives a request its id, and enters it into the journal. `moments`: when it was read, prepared and bound."""
+    course.id = f"{PREFIXES[kind]}-{wanted.request_id or uuid.uuid4().hex}"
+    course.kind, course.owner, course.streamed = kind, caller.name, bool(wanted.stream)
+    course.time -= course.arrived - arrived
+    course.arrived = arrived
+    course.read, course.prepared, course.bound = moments
+    state.journal.add(course)
 
 
 async def _begun(watch: Watch, stream: RequestStream, caller: Caller) -> None:
