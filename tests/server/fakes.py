@@ -28,12 +28,16 @@ from noria.frontend.template import ChatTemplate
 from noria.frontend.transport import InProcessTransport
 from noria.messages import (
     Abort,
+    AskPacer,
     Control,
     EngineInfo,
     EngineStats,
+    Explain,
+    Explained,
     Finished,
     LogProbs,
     Outlook,
+    PacerLog,
     Shed,
     Started,
     StepOutputs,
@@ -137,6 +141,7 @@ class ReciterCore:
     steps: int = 0
     broken: bool = False
     stats_wanted: bool = False
+    answers: list[Explained | PacerLog] = field(default_factory=list)
     idle_seconds: float = 0.0
     scripts: dict[str, str] = field(default_factory=dict)
     context: int = MAX_LEN
@@ -163,7 +168,7 @@ class ReciterCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.rows) or self.broken or self.stats_wanted
+        return bool(self.rows) or self.broken or self.stats_wanted or bool(self.answers)
 
     @property
     def stats(self) -> EngineStats:
@@ -180,7 +185,7 @@ class ReciterCore:
             outlook=self.outlook,
         )
 
-    def handle(self, message: Submit | Abort | Control) -> None:
+    def handle(self, message: Submit | Abort | Control | Explain | AskPacer) -> None:
         if isinstance(message, Submit):
             self.submitted.append(message)
             text = TEXT.encode()
@@ -196,6 +201,10 @@ class ReciterCore:
             self.aborted += message.request_ids
             for request_id in message.request_ids:
                 self.rows.pop(request_id, None)
+        elif isinstance(message, Explain):
+            self.answers.append(Explained(ask=message.ask, now=time.monotonic(), known=False))
+        elif isinstance(message, AskPacer):
+            self.answers.append(PacerLog(message.ask, time.monotonic(), None))
         else:
             self.stats_wanted = True
 
@@ -213,6 +222,7 @@ class ReciterCore:
         if self.broken:
             raise RuntimeError("the wheel broke")
         self.stats_wanted = False
+        answers, self.answers = tuple(self.answers), []
         if self.pause and self.rows:
             time.sleep(self.pause)
         self.steps += 1
@@ -259,6 +269,7 @@ class ReciterCore:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             started=tuple(started),
+            answers=answers,
             stats=self.stats,
         )
 

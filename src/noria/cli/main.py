@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("noria.cli.pull:pull_command", "Download a model."),
     "bench": ("noria.cli.bench:app", "Measure a server, or the engine alone."),
     "config": ("noria.cli.config:app", "Show a server's configuration, and what a file of it may hold."),
+    "explain": ("noria.cli.explain:explain", "Show where the time of a request went."),
     "doctor": ("noria.cli.doctor:doctor_command", "Show this machine and what would run on it."),
 }
 

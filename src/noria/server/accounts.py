@@ -155,6 +155,7 @@ class Account(msgspec.Struct, kw_only=True):
 
 
 _WHOLE = ("stop", "length")
+_AT_ONCE = 0.001  # seconds
 
 
 def summary(course: Course, now: float) -> Summary:
@@ -299,7 +300,8 @@ class _Teller:
         self._until(course.bound, "binding")
         self._until(passage.accepted, "submitting")
         for stint in passage.stints:
-            self._until(stint.sent, "held")
+            # Nobody held it up if it was sent at once.
+            self._until(stint.sent, "submitting" if stint.sent - passage.accepted < _AT_ONCE else "held")
             self._stint(stint)
         if passage.ended is None:
             self._until(self._now, "held")
@@ -311,14 +313,14 @@ class _Teller:
 
     def _stint(self, stint: Stint) -> None:
         """What happened in one engine."""
-        story = self._told.get(stint.request_id)
-        end = next(one for one in (stint.left, self._passage.ended, self._now) if one is not None)
+        passage, story = self._passage, self._told.get(stint.request_id)
+        end = next(one for one in (stint.left, passage.ended, self._now) if one is not None)
         if stint.died or story is None or not story.known:
             self._until(end, "lost")
             return
         last = end if story.ended is None else min(end, story.ended)
-        if self._passage.reason in _WHOLE and story.reason not in _WHOLE and self._passage.last is not None:
-            last = _last_end(story, self._passage.last)  # at a stop string, of which the engine hears some steps later
+        if stint.left is None and passage.last is not None and passage.reason in _WHOLE and story.reason not in _WHOLE:
+            last = _last_end(story, passage.last)  # at a stop string, of which the engine hears some steps later
         self._waits(min(story.submitted, last), "step")
         for phase in story.phases:
             self._engine(phase, last)
@@ -333,18 +335,17 @@ class _Teller:
 
     def _waits(self, end: float, cause: str, phase: EnginePhase | None = None) -> None:
         """A wait in the engine; that for the step under way begins when the request is sent there."""
-        if end <= self._at:
-            return
-        before = self._phases[-1] if self._phases else None
-        if before is not None and before.what == "waiting" and before.cause == cause:
-            self._at = self._phases.pop().start
-        self._add(end, "waiting", cause, phase)
+        if end > self._at:
+            self._add(end, "waiting", cause, phase)
 
     def _until(self, end: float, what: What) -> None:
         if end > self._at:  # not if it is unknown
             self._add(end, what, "")
 
     def _add(self, end: float, what: What, cause: str, phase: EnginePhase | None = None) -> None:
+        before = self._phases[-1] if self._phases else None
+        if before is not None and (before.what, before.cause) == (what, cause) and what != "running":
+            self._at = self._phases.pop().start
         self._phases.append(_Stretch(self._at, end, what, cause, phase))
         self._at = end
 

@@ -43,7 +43,7 @@ async def list_requests(request: Request) -> Response:
     """`GET /debug/requests`: the caller's last ones."""
     state: ServerState = request.app.state.noria
     count, now = _number(request, "limit", _LISTED, 1000), time.monotonic()
-    found = [one for one, _ in zip(state.journal.latest(caller_of(request).name), range(count), strict=False)]
+    found = state.journal.latest(caller_of(request).name)[:count]
     return json_response(Requests([summary(one, now) for one in found]))
 
 

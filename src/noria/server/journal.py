@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from noria.frontend.course import Course
 
@@ -47,9 +46,10 @@ class Journal:
         found = (self._courses.get((owner, prefix + name)) for prefix in _PREFIXES)
         return next((course for course in found if course is not None), None)
 
-    def latest(self, owner: str) -> Iterator[Course]:
-        """Of one owner, the last first."""
-        return (course for course in reversed(self._courses.values()) if course.owner == owner)
+    def latest(self, owner: str) -> list[Course]:
+        """Of one owner, the last to come first."""
+        own = (course for course in self._courses.values() if course.owner == owner)
+        return sorted(own, key=lambda course: -course.arrived)
 
     def _remove(self, key: tuple[str, str]) -> None:
         course = self._courses.pop(key, None)
