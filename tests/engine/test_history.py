@@ -281,6 +281,7 @@ def test_phases_tile_whatever_happens(seed):
             told[rng.choice(sorted(alive))] = None
             world.story(rng.choice(sorted(alive)))
     world.run()
+    assert world.core._history.unfinished == 0
     for request_id in alive:
         story = world.story(request_id)
         assert story.ended is not None

@@ -34,6 +34,7 @@ from noria.messages import (
     EngineStats,
     Explain,
     Finished,
+    FinishReason,
     Outlook,
     PacerLog,
     PacerStats,
@@ -209,7 +210,8 @@ class EngineCore:
         flight = self._scheduler.schedule(began, self._outputs)
         for request in self._scheduler.take_uncompiled():
             self._compiling.add(request)
-        self._note_planning(flight)
+        if flight is not None or len(self._scheduler.waiting):
+            self._history.planned(_planned(flight, self._scheduler))
         planned = self._clock()
         if flight is None:
             return False, planned
@@ -222,17 +224,6 @@ class EngineCore:
         self._executor.submit(flight.plan, alone=self._depth == 1 and not self._flights)
         self._flights.append(flight)
         return True, planned
-
-    def _note_planning(self, flight: Flight | None) -> None:
-        """Writes down what was planned, at `began`."""
-        scheduler, sizes = self._scheduler, self._scheduler.sizes
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
-        if flight is None and not waiting:
-            return
-        plan = flight.plan if flight is not None else None
-        left = None if plan is None else without(plan, scheduler.running)
-        closed, skipped = scheduler.closed, scheduler.skipped
-        self._history.planned(Planned(plan, running, waiting, sizes.batch, sizes.budget, closed, skipped, left))
 
     def _collect(self) -> float:
         """Takes in the results of the oldest step in flight; returns the seconds that took once they were there."""
@@ -293,12 +284,15 @@ class EngineCore:
     def _abort(self, request_ids: frozenset[int]) -> None:
         self._history.now = self._clock()
         for request_id in request_ids:
-            if (request := self._compiling.remove(request_id)) is not None:
-                self._history.ended(request, "abort")
-            self._scheduler.abort(request_id)
+            self._forget(request_id, "abort")
         outputs = self._outputs
         outputs.finished = [end for end in outputs.finished if end.request_id not in request_ids]
         outputs.stats_wanted = True  # so that the client sees blocks and slots come back
+
+    def _forget(self, request_id: int, reason: FinishReason) -> None:
+        if (request := self._compiling.remove(request_id)) is not None:
+            self._history.ended(request, reason)
+        self._scheduler.abort(request_id, reason)
 
     def _submit(self, submit: Submit) -> None:
         now = self._history.now = self._clock()
@@ -326,8 +320,7 @@ class EngineCore:
     def _shed(self, ends: list[Finished]) -> None:
         """Ends requests that have waited too long."""
         for end in ends:
-            self._compiling.remove(end.request_id)
-            self._scheduler.abort(end.request_id, end.reason)
+            self._forget(end.request_id, end.reason)
         self._outputs.finished += ends
 
     def _take_compiled(self, now: float) -> None:
@@ -353,3 +346,18 @@ class EngineCore:
             self._outputs.stats_wanted = True
         else:
             self._outputs.stats_wanted = True
+
+
+def _planned(flight: Flight | None, scheduler: Scheduler) -> Planned:
+    """What was planned just now, to be written down."""
+    sizes, plan = scheduler.sizes, None if flight is None else flight.plan
+    return Planned(
+        plan,
+        len(scheduler.running),
+        len(scheduler.waiting),
+        sizes.batch,
+        sizes.budget,
+        scheduler.closed,
+        scheduler.skipped,
+        None if plan is None else without(plan, scheduler.running),
+    )

@@ -282,6 +282,11 @@ class History:
         self._ended: OrderedDict[int, Life] = OrderedDict()
         self._newest = 0  # order of the last to come of those that the planning at hand admitted
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._lives)
+
     def life(self, request_id: int) -> Life | None:
         """Of a request that lives, or has ended lately."""
         return self._lives.get(request_id) or self._ended.get(request_id)
