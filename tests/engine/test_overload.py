@@ -155,3 +155,28 @@ def test_a_quiet_tenant_is_not_shed_beside_a_flood():
     quiet = [one for one in world.asked if one.tenant == "quiet"]
     assert all(one.taken and one.ttft <= TTFT for one in quiet)
     assert len(good(world)) / SECONDS > 0.85 * CAPACITY
+
+
+def test_an_objective_for_each_token_bounds_the_batch():
+    tpot = 0.03  # a full batch takes 40 ms
+    objectives = PacerOptions(admission="slo", slo_tpot_ms=tpot * 1e3)
+    without, shedding = World(), World(options=objectives)
+    shares = []
+    for world in (without, shedding):
+        world.run(poisson(2 * CAPACITY), SECONDS)
+        taken = [one for one in world.asked if one.taken and one.at > 5.0]  # by then it is known how long answers are
+        shares.append(sum(one.tpot <= tpot for one in taken) / len(taken))
+    assert shares[0] < 0.1
+    assert shares[1] > 0.95
+    met = [one for one in shedding.asked if one.taken and one.tpot <= tpot]
+    assert len(met) / SECONDS > 0.7 * CAPACITY
+    assert {one.end.shed for one in shedding.asked} == {None, "door"}
+
+
+def test_long_steps_in_which_requests_wait_unseen_are_counted():
+    """A request that comes as a long step begins is heard of when that ends."""
+    world = World(options=SHEDS)
+    world.run(poisson(4.0, prompt=2000, output=20), SECONDS)  # steps take 0.1 s, a prompt of mean length 0.8 s
+    taken = [one for one in world.asked if one.taken]
+    assert len(taken) < 0.8 * len(world.asked)
+    assert len(good(world)) > 0.95 * len(taken)

@@ -90,7 +90,7 @@ class World:
             in_flight_depth=self.depth,
             policy=self.policy,
         )
-        gate = make_gate(self.options, self.pacer)
+        gate = make_gate(self.options, self.pacer, wall=lambda: self.executor.now)
         self.core = EngineCore(
             self.executor,
             CacheOptions(block_size=8),

@@ -77,8 +77,8 @@ def test_places_come_free_as_answers_end() -> None:
     scene = Scene(running=32, ahead=7, tokens=0.0, batch=32, budget=512, output=64.0)
     each = 0.004 + 32 * 0.0005
     assert wait_seconds(scene, SPEED) == pytest.approx(8 * 64 * each / 32)
-    half = replace(scene, prefill=0.5)  # half of the time goes to prompts
-    assert wait_seconds(half, SPEED) == pytest.approx(2 * 8 * 64 * each / 32)
+    prompts = replace(scene, prompt=320.0)  # of those that come into their places
+    assert wait_seconds(prompts, SPEED) == pytest.approx(8 * 64 * (each + 5 * 32 * SPEED.token) / 32)
     assert wait_seconds(replace(scene, output=None), SPEED) == 0.0  # in doubt, sooner
 
 
@@ -156,7 +156,8 @@ def refused(gate: Gate, ahead: int) -> bool:
 
 
 def test_while_nothing_is_known_everything_is_taken() -> None:
-    assert gate().refuses(scene(10_000), None, 4000.0, 0.0) is None
+    assert gate().refuses(scene(10_000), None, 4000.0, 0.5) is None
+    assert gate().full(scene(10_000), None, 0.5) is None
     assert gate().speed(SIZES, lambda: 0.0, 0.0) is None
 
 
@@ -234,3 +235,28 @@ def test_options_make_a_gate() -> None:
     made = make_gate(PacerOptions(admission="slo", slo_ttft_ms=250.0, slo_percentile=95.0), None)
     assert made is not None
     assert made.objectives == Objectives(0.25, None, 95.0)
+
+
+def test_tokens_that_take_longer_than_thought_are_allowed_for() -> None:
+    one = gate(None, 0.025)
+    assert one.refuses(scene(0), SPEED, 1.0, 0.0) is None
+    for _ in range(50):
+        one.ended(60, 0.02, 0.03)
+    assert one.output == 60
+    assert one.refuses(scene(0), SPEED, 1.0, 0.0) is not None
+
+
+def test_the_way_of_a_request_is_counted_up_to_the_length_of_a_step() -> None:
+    one = Gate(Objectives(1.0), wall=lambda: 100.0)
+    assert one.delivery(99.9) == 0.0  # no step has run
+    one.stepped(StepShape(1), 0.25, 1.0)
+    assert one.delivery(99.9) == pytest.approx(0.1)
+    assert one.delivery(0.0) == 0.25
+    assert one.delivery(200.0) == 0.0  # clocks are set back at times
+
+
+def test_waiting_requests_take_the_places_of_those_that_run() -> None:
+    """Each answer of 64 tokens makes place for a prompt of 320: five tokens of prompts a step for each of 32."""
+    busy = Scene(running=32, ahead=1, tokens=0.0, batch=32, budget=512, output=64.0, prompt=320.0)
+    assert further_token_seconds(busy, SPEED) == pytest.approx(SPEED.step(32) + 5 * 32 * SPEED.token)
+    assert further_token_seconds(replace(busy, running=31, ahead=0), SPEED) == pytest.approx(SPEED.step(32))

@@ -134,6 +134,8 @@ class Members:
         else:
             self.waiting.remove(request)
         self.tenancy.left(request)
+        if self.waiting.watcher is not None:
+            self.waiting.watcher.ended(request)
         self._history.ended(request, reason)
 
     def _leave(self, request: Request) -> None:

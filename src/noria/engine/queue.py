@@ -51,6 +51,10 @@ class Watcher(Protocol):
         """It does not wait any more: it runs, or has ended."""
         ...
 
+    def ended(self, request: Request) -> None:
+        """It has ended, wherever it was."""
+        ...
+
 
 class OneLine:
     """All in the order of their keys."""

@@ -44,7 +44,9 @@ class Request:
         grammar: what keeps its compiled grammar at hand.
         waited: seconds before it was submitted.
         sheddable: it may be refused, until it has run.
-        expected: seconds that it was to wait, as was thought when it came; None: nothing was.
+        expected: seconds that it was to wait, as was thought when it came; None: nothing was. expected_each: that a
+            further token was to take.
+        first: when its whole prompt had been computed for the first time.
         to_compute: tokens that it would have to compute before its first one, as was thought then.
     """
 
@@ -79,6 +81,8 @@ class Request:
     waited: float = 0.0
     sheddable: bool = False
     expected: float | None = None
+    expected_each: float | None = None
+    first: float | None = None
     to_compute: float = 0.0
 
     @property

@@ -42,7 +42,7 @@ class Shedding:
         self._alike = policy == "fcfs"  # the same is ahead of all who come
         self._ahead = make_ahead(policy)
         self._line: deque[Request] = deque()  # those that may be shed, as they came; some have left since
-        self._ended = (0, 0)  # requests that had, and their tokens, when the gate was told last
+        self._now = 0.0  # when the results of the last step were there
         self._under_way = 0  # steps
         scheduler.waiting.watcher = self
 
@@ -74,22 +74,27 @@ class Shedding:
         """The results of the oldest step are there, so long after its turn began."""
         self._under_way -= 1
         self._gate.stepped(shape_of(flight.plan), seconds, now)
-        counters = self._scheduler.counters
-        ended, tokens = counters.ended - self._ended[0], counters.ended_tokens - self._ended[1]
-        if ended:
-            self._gate.ended(ended, tokens)
-            self._ended = counters.ended, counters.ended_tokens
+        self._now = now
+
+    def ended(self, request: Request) -> None:
+        """It has, wherever it was."""
+        count, taken = request.output_length, None
+        if count > 1 and request.first is not None:
+            taken = (self._now - request.first) / (count - 1)
+        if count:
+            self._gate.ended(count, request.expected_each, taken)
 
     # ------------------------------------------------------------------------------------------------ what is asked
 
     def refusal(self, request: Request, now: float) -> Finished | None:
         """Of a request that has just come: its end, if it is not to be taken."""
+        request.waited += self._gate.delivery(request.arrival)
         gate, speed, scene = self._gate, self._speed(now), self._scene_of(request, now)
         # If the queue alone decides it, its prompt need not be looked at.
         miss = gate.full(scene, speed, request.waited) if request.sheddable else None
         if miss is None:
             request.to_compute = float(len(request.tokens) - self._cached(request))
-            request.expected = gate.wait(scene, speed)
+            request.expected, request.expected_each = gate.wait(scene, speed), gate.each(scene, speed)
             if request.sheddable:
                 miss = gate.refuses(scene, speed, request.to_compute, request.waited)
         return None if miss is None else _end(request, miss, "door", now)
@@ -144,6 +149,7 @@ class Shedding:
             budget=sizes.budget,
             under_way=self._under_way,
             output=gate.output,
+            prompt=gate.prompt,
             prefill=gate.prefill(now),
         )
 

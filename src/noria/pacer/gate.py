@@ -7,6 +7,7 @@ constant time. Knows no requests and no scheduler.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,7 +29,7 @@ from noria.pacer.outlook import (
 _LEAST_STEPS = 8  # before anything is predicted
 _KEEP = 0.98  # per step: what is left of those before
 _KEEP_ENDED = 0.95  # per request that has ended
-_PREFILL_MEMORY = 5.0  # seconds
+_PREFILL_MEMORY = 2.0  # seconds
 _REFRESH = 0.1  # seconds after which the model is asked again
 _REOPEN = 0.9  # share of the objective below which requests are taken again, once some were refused
 _RELEVANT = 0.2  # share of the objective that a wait must have been predicted at, to say anything of predictions
@@ -98,18 +99,29 @@ class Quantile:
 
 
 class Gate:
-    """Args: `model` of step times, if there is one; `objectives`: one of them at least."""
+    """See the module.
 
-    def __init__(self, objectives: Objectives, model: StepTimes | None = None) -> None:
+    Args:
+        objectives: one of them at least.
+        model: of step times, if there is one.
+        wall: seconds, `time.time()`.
+    """
+
+    def __init__(
+        self, objectives: Objectives, model: StepTimes | None = None, wall: Callable[[], float] = time.time
+    ) -> None:
         self.objectives = objectives
+        self._wall = wall
+        self._last = 0.0  # seconds that the last step took
         self._model = model
         self._measured = Measured()
         self._speed: Speed | None = None
         self._speed_at = (-math.inf, Sizes(0, 0))
         self._prefill, self._prefill_at = 0.0, 0.0  # faded seconds of late that prompts took, and as of when
         self._ended = (0.0, 0.0)  # faded: requests, tokens of their answers
-        self._prompts = (0.0, 0.0)  # faded: tokens that were thought to be computed, and that were
-        self._stretch = Quantile(objectives.percentile / 100.0)
+        self._prompts = (0.0, 0.0, 0.0)  # faded: requests, tokens that were thought to be computed, and that were
+        share = objectives.percentile / 100.0
+        self._stretch, self._drag = Quantile(share), Quantile(share)  # of waits and of further tokens, to predictions
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------ what is told
@@ -117,16 +129,21 @@ class Gate:
     def stepped(self, shape: StepShape, seconds: float, now: float) -> None:
         """A step has come to its end."""
         self._measured.learn(shape, seconds)
+        self._last = seconds
         speed, spent = self._speed, 0.0
         if shape.prefill_tokens:
             spent = seconds if speed is None else max(0.0, seconds - speed.step(shape.decode_rows))
         self._prefill = self._prefill * math.exp((self._prefill_at - now) / _PREFILL_MEMORY) + spent
         self._prefill_at = now
 
-    def ended(self, count: int, tokens: int) -> None:
-        """So many requests have come to their ends, with so many tokens of output together."""
-        keep = _KEEP_ENDED**count
-        self._ended = keep * self._ended[0] + count, keep * self._ended[1] + tokens
+    def ended(self, tokens: int, expected: float | None, taken: float | None) -> None:
+        """A request has, with so many tokens of output. Seconds per further token: expected, and taken; None: not
+        known."""
+        count, total = self._ended
+        self._ended = _KEEP_ENDED * count + 1.0, _KEEP_ENDED * total + tokens
+        tpot = self.objectives.tpot
+        if tpot is not None and expected is not None and taken is not None and expected > _RELEVANT * tpot:
+            self._drag.see(taken / expected)
 
     def started(self, expected: float | None, waited: float, thought: float, computed: float) -> None:
         """A request has been given its place.
@@ -135,8 +152,8 @@ class Gate:
             expected: seconds that it was to wait; None: nothing was predicted. waited: seconds that it did.
             thought: tokens that it was to compute. computed: that it does, as others have computed the rest.
         """
-        before = self._prompts
-        self._prompts = _KEEP_ENDED * before[0] + thought, _KEEP_ENDED * before[1] + computed
+        count, all_thought, all_computed = (_KEEP_ENDED * before for before in self._prompts)
+        self._prompts = count + 1.0, all_thought + thought, all_computed + computed
         self.waited(expected, waited)
 
     def waited(self, expected: float | None, waited: float) -> None:
@@ -156,8 +173,14 @@ class Gate:
     @property
     def computed(self) -> float:
         """Share of the tokens of waiting prompts that will be computed, as it was of late."""
-        thought, computed = self._prompts
+        _, thought, computed = self._prompts
         return min(1.0, computed / thought) if thought else 1.0
+
+    @property
+    def prompt(self) -> float:
+        """Mean tokens of prompts that had to be computed, of late."""
+        count, _, computed = self._prompts
+        return computed / count if count else 0.0
 
     def prefill(self, now: float) -> float:
         """Share of the time of late that prompts took."""
@@ -173,13 +196,19 @@ class Gate:
             self._speed_at = now, sizes
         return self._speed
 
+    def delivery(self, sent: float) -> float:
+        """Seconds that a request was on its way, which was sent at this time of the wall clock: until the end of a step
+        at most, whatever the clock says."""
+        return min(max(0.0, self._wall() - sent), self._last)
+
     def full(self, scene: Scene, speed: Speed | None, waited: float) -> Miss | None:
         """What a request that comes would miss whatever its prompt is."""
         predicted, limit = self.outlook(scene, speed)
-        if waited + predicted <= limit or self.objectives.ttft is None:
+        ttft = self.objectives.ttft
+        if ttft is None or limit == 0.0 or waited + predicted <= limit:
             return None
         self._closed = True
-        return late_first_token(waited + predicted, self.objectives.ttft)
+        return late_first_token(waited + predicted, ttft)
 
     def refuses(self, scene: Scene, speed: Speed | None, prompt: float, waited: float) -> Miss | None:
         """Of a request that comes: what it would miss; None: it is to be taken. An idle engine takes everything.
@@ -196,7 +225,7 @@ class Gate:
             self._closed = predicted > ttft * (_REOPEN if self._closed else 1.0)
             if self._closed:
                 return late_first_token(predicted, ttft)
-        if tpot is not None and (each := further_token_seconds(scene, speed)) > tpot:
+        if tpot is not None and (each := self._drag.value * further_token_seconds(scene, speed)) > tpot:
             return late_further_tokens(each, tpot, scene)
         return None
 
@@ -219,6 +248,10 @@ class Gate:
     def wait(self, scene: Scene, speed: Speed | None) -> float | None:
         """Seconds that it is to wait, unstretched; None: not known."""
         return None if speed is None else wait_seconds(scene, speed)
+
+    def each(self, scene: Scene, speed: Speed | None) -> float | None:
+        """Seconds that each further token is to take, at the mean; None: not known."""
+        return None if speed is None else further_token_seconds(scene, speed)
 
     def outlook(self, scene: Scene, speed: Speed | None) -> tuple[float, float]:
         """Seconds until the first token of the shortest prompt, and most that they may be; zeros if they are unknown or

@@ -41,7 +41,7 @@ class Scene:
         tokens: of the prompts of all these, those that have yet to be computed.
         batch: most that run at once. budget: most tokens of a step.
         under_way: steps that were planned without it.
-        output: mean tokens of an answer; None: not known.
+        output: mean tokens of an answer; None: not known. prompt: mean tokens of a prompt that have to be computed.
         prefill: share of the time of late in which prompts were computed.
     """
 
@@ -52,12 +52,18 @@ class Scene:
     budget: int
     under_way: int = 0
     output: float | None = None
+    prompt: float = 0.0
     prefill: float = 0.0
 
     @property
     def rows(self) -> int:
         """How many will run, with it."""
         return max(1, min(self.batch, self.running + self.ahead + 1))
+
+    @property
+    def lacking(self) -> int:
+        """How many must have ended before there is a place for it."""
+        return max(0, self.running + self.ahead + 1 - self.batch)
 
     @property
     def idle(self) -> bool:
@@ -84,8 +90,19 @@ def speed_of(seconds: Callable[[StepShape], float | None], sizes: Sizes, context
 
 
 def further_token_seconds(scene: Scene, speed: Speed) -> float:
-    """Mean time per token of its answer: a step with all who will run beside it, while prompts take their share."""
-    return speed.step(scene.rows) / (1.0 - min(scene.prefill, _MOST_SHARE))
+    """Mean time per token of its answer: a step with all who will run beside it, and the share of other prompts.
+
+    That is as of late; and while requests wait, each of those that run will make place for another one's prompt.
+    """
+    each, share = speed.step(scene.rows), min(scene.prefill, _MOST_SHARE)
+    return each + max(each * share / (1.0 - share), _prompts_between(scene, speed))
+
+
+def _prompts_between(scene: Scene, speed: Speed) -> float:
+    """Seconds per step that go to the prompts of those who take the places of others; 0 while nobody waits for one."""
+    if not scene.lacking or scene.output is None:
+        return 0.0
+    return scene.rows * scene.prompt * speed.token / max(1.0, scene.output)
 
 
 def wait_seconds(scene: Scene, speed: Speed) -> float:
@@ -93,10 +110,10 @@ def wait_seconds(scene: Scene, speed: Speed) -> float:
 
     Of a batch, answers of mean length end evenly. Both happen at the same time, so that the longer one counts.
     """
-    lacking = max(0, scene.running + scene.ahead + 1 - scene.batch)
     places = 0.0
-    if lacking and scene.output is not None:
-        places = lacking * scene.output * further_token_seconds(scene, speed) / scene.rows
+    if scene.lacking and scene.output is not None:
+        each = speed.step(scene.rows) + _prompts_between(scene, speed)
+        places = scene.lacking * scene.output * each / scene.rows
     return scene.under_way * speed.step(scene.rows) + max(places, _prefill_seconds(scene, speed, scene.tokens))
 
 

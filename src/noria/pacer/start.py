@@ -46,13 +46,13 @@ def make_pacer(options: EngineOptions, worker: WorkerInfo, clock: Callable[[], f
     return Pacer(wanted, most, monitor, rules, learned, limits=limits, memory=memory)
 
 
-def make_gate(options: PacerOptions, pacer: Pacer | None) -> Gate | None:
+def make_gate(options: PacerOptions, pacer: Pacer | None, wall: Callable[[], float] = time.time) -> Gate | None:
     """What refuses requests that would miss an objective; None: nothing does. It knows step times by what the pacer
-    learns, if it does."""
+    learns, if it does. `wall`: seconds, `time.time()`."""
     if options.admission != "slo":
         return None
     learned = None if pacer is None else pacer.learned
-    return Gate(_objectives(options), learned.model if isinstance(learned, LearnedPredictor) else None)
+    return Gate(_objectives(options), learned.model if isinstance(learned, LearnedPredictor) else None, wall)
 
 
 def _objectives(options: PacerOptions) -> Objectives:
