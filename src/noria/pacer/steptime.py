@@ -31,7 +31,7 @@ _COLUMNS = 5  # of a shape: decode rows and context, prefill rows, tokens and co
 FEATURES = MOOD = 8
 SIZES = 17  # powers of two, of the tokens of steps
 _BLOCK_SECONDS = 0.25  # steps are taken in together when they took so long in all, or ...
-_BLOCK_STEPS = 64  # ... are so many, so that 400 steps a second cost no more than a few
+_BLOCK_STEPS = 100  # ... are so many, so that 400 steps a second cost no more than a few
 _WARM_UP = 32  # steps whose errors say more of the model than of the machine: they are not clipped, and set no level
 _MEMORY = 0.998  # per step: what is left of what a feature has taught
 _MOOD_MEMORY = 0.7  # per step: what is left of what the mood was learned from
@@ -207,15 +207,15 @@ class StepTimeModel:
             self._past = np.concatenate((np.column_stack((taken, predicted))[::-1], self._past))[:_REMEMBERED]
         self._fit(x, taken * math.exp(-self._level - self._mood), np.clip(errors, -_FAR, _FAR))
         self.steps += len(taken)
-        tokens = block[:, 0] + block[:, 3]
-        np.add.at(self._sizes, np.log2(np.clip(tokens, 1.0, 65536.0)).astype(np.int64), 1)
+        powers = np.log2(np.clip(block[:, 0] + block[:, 3], 1.0, 65536.0)).astype(np.int64)
+        self._sizes += np.bincount(powers, minlength=SIZES)
 
     def _judge(self, errors: Floats) -> Floats:
         """[steps] weight of each error: 1, or less beyond the clip. Moves the scale on."""
         if self.steps < _WARM_UP:
             return np.ones(len(errors))
         sizes = np.abs(errors)
-        mean = float(np.minimum(sizes, 3.0 * self._scale).mean())
+        mean = float(np.minimum(sizes, 3.0 * self._scale).sum()) / len(errors)
         self._scale += (1.0 - (1.0 - _SCALE_RATE) ** len(errors)) * (mean - self._scale)
         self._scale = max(self._scale, _LEAST_SCALE)
         return np.minimum(1.0, _CLIP * self._scale / np.maximum(sizes, 1e-9))
@@ -223,12 +223,13 @@ class StepTimeModel:
     def _fit(self, x: Floats, taken: Floats, errors: Floats) -> None:
         """Recursive least squares over a block. `taken`: at level and mood 1; `errors`: its logarithm against θ·x."""
         share = max(1.0 / (1 + self.steps), 1.0 - (1.0 - _STRETCH_RATE) ** len(taken))
-        self._stretch += share * (float(np.median(np.log(taken / (x @ _PROFILE)))) - self._stretch)
+        self._stretch += share * (_middle(np.log(taken / (x @ _PROFILE))) - self._stretch)
         reference = x @ self._theta if self.steps >= _WARM_UP else taken
-        rows = np.column_stack((x / reference[:, None], np.ones(len(taken))))
+        rows = np.ones((len(taken), FEATURES + 1))  # the mood's column stays
+        rows[:, :FEATURES] = x / reference[:, None]
         residuals = errors if self.steps >= _WARM_UP else 1.0 - rows[:, :FEATURES] @ self._theta
         # A feature's information fades as often as the feature was there; that of pairs as the mean of both.
-        fade = np.append(np.power(_MEMORY, 0.5 * np.count_nonzero(x, axis=0)), _MOOD_MEMORY ** (0.5 * len(taken)))
+        fade = np.append(_MEMORY ** (0.5 * (x > 0.0).sum(axis=0)), _MOOD_MEMORY ** (0.5 * len(taken)))
         weighted = rows * self._judge(errors)[:, None]
         self._information *= np.multiply.outer(fade, fade)
         self._information += weighted.T @ rows
@@ -252,7 +253,7 @@ class StepTimeModel:
         found = np.zeros(FEATURES + 1)
         kept = np.arange(FEATURES + (self.steps >= _WARM_UP))
         while True:
-            solved = np.linalg.solve(information[np.ix_(kept, kept)], wanted[kept])
+            solved = np.linalg.solve(information[kept][:, kept], wanted[kept])
             good = (solved >= 0.0) | (kept == MOOD)
             if good.all():
                 break
@@ -260,6 +261,11 @@ class StepTimeModel:
         found[kept] = solved
         self._rest -= self._information @ (found - now)
         self._theta, self._mood = found[:FEATURES], float(found[MOOD])
+
+
+def _middle(values: Floats) -> float:
+    """The (upper) median."""
+    return sorted(values.tolist())[len(values) // 2]
 
 
 def features(columns: Floats) -> Floats:
