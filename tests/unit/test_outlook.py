@@ -242,7 +242,7 @@ def test_tokens_that_take_longer_than_thought_are_allowed_for() -> None:
     assert one.refuses(scene(0), SPEED, 1.0, 0.0) is None
     for _ in range(50):
         one.ended(60, 0.02, 0.03)
-    assert one.output == 60
+    assert one.output == pytest.approx(60.0)
     assert one.refuses(scene(0), SPEED, 1.0, 0.0) is not None
 
 
