@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from noria.bench.adaptive import Contestant, Turn, calibrate, compete, replay, verdict
+from noria.bench.adaptive import PACER, Contestant, Turn, calibrate, compete, replay, verdict
 from noria.bench.simulate import StepTime, VirtualClock, numbered_requests, simulated_engine, small_machine
-from noria.bench.trace import Load, Row, Trace, TracePhase, aims, load_trace
+from noria.bench.trace import Aims, Load, Row, Trace, TracePhase, aims, load_trace
 from noria.bench.workloads import BenchRequest
 from noria.cli.bench_batching import batching_options
 from noria.config import EngineOptions
@@ -120,8 +121,13 @@ def fixed(size: int) -> EngineOptions:
     return batching_options(size, True, False, (None, None), model={"model": "simulated"})
 
 
-def compete_in_virtual_time(trace: Trace, sizes: tuple[int, ...], speed: float, noise: float) -> list[Contestant]:
-    """Fixed sizes.
+def paced(goals: Aims) -> EngineOptions:
+    slo = 1e3 * goals.ttft, 1e3 * goals.tpot
+    return batching_options(max(SIZES), True, True, slo, model={"model": "simulated"})
+
+
+def compete_in_virtual_time(trace: Trace, names: Sequence[str], speed: float, noise: float) -> list[Contestant]:
+    """Fixed sizes and the pacer, by name.
 
     Args:
         speed: factor of all step times since the calibration. noise: spread of each.
@@ -134,12 +140,17 @@ def compete_in_virtual_time(trace: Trace, sizes: tuple[int, ...], speed: float, 
     print(f"unit {1e3 * unit:.2f} ms, TTFT {1e3 * goals.ttft:,.0f} ms, TPOT {1e3 * goals.tpot:.1f} ms")
     requests = numbered_requests(trace.rows(), unit)
     return compete(
-        [str(size) for size in sizes],
+        names,
         1,
         trace,
         unit,
         goals,
-        lambda name: simulate(fixed(int(name)), requests, lambda shape: speed * small_machine(shape), noise),
+        lambda name: simulate(
+            paced(goals) if name == PACER else fixed(int(name)),
+            requests,
+            lambda shape: speed * small_machine(shape),
+            noise,
+        ),
     )
 
 
@@ -149,12 +160,13 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=1.0, help="factor of step times after the calibration")
     parser.add_argument("--noise", type=float, default=0.0, help="spread of each step's time, as a share of it")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--pacer", action="store_true", help="also the pacer")
     args = parser.parse_args()
     if args.write:
         FILE.write_text(dump(make_trace()), encoding="utf-8")
     trace, digest = load_trace(FILE)
-    sizes = tuple(int(size) for size in args.sizes.split(","))
-    found = compete_in_virtual_time(trace, sizes, args.speed, args.noise)
+    names = [*args.sizes.split(","), *([PACER] if args.pacer else [])]
+    found = compete_in_virtual_time(trace, names, args.speed, args.noise)
     print(f"{digest}\n{'size':>6}", *(f"{phase.name:>16}" for phase in trace.phases), f"{'all':>16}")
     for one in found:
         cells = [f"{phase['met']} of {phase['requests']}" for phase in (*one.phases[0], one.whole[0])]

@@ -165,9 +165,11 @@ def as_json(found: Sequence[Contestant]) -> list[dict[str, Any]]:
     ]
 
 
+_MOST_SAMPLES = 400  # of a replay that are stored
 _SAMPLED = ("running", "waiting", "batch", "budget", "arrival_rate")
 
 
 def _columns(turn: Turn) -> dict[str, list[float]]:
-    columns: dict[str, list[float]] = {"at": [round(sample.at - turn.start, 4) for sample in turn.samples]}
-    return columns | {name: [round(getattr(one, name), 3) for one in turn.samples] for name in _SAMPLED}
+    kept = turn.samples[:: len(turn.samples) // _MOST_SAMPLES + 1]
+    columns: dict[str, list[float]] = {"at": [round(sample.at - turn.start, 3) for sample in kept]}
+    return columns | {name: [round(getattr(one, name), 3) for one in kept] for name in _SAMPLED}
