@@ -265,7 +265,8 @@ class StepTimeModel:
 
 def _middle(values: Floats) -> float:
     """The (upper) median."""
-    return sorted(values.tolist())[len(values) // 2]
+    ordered: list[float] = sorted(values.tolist())
+    return ordered[len(values) // 2]
 
 
 def features(columns: Floats) -> Floats:
