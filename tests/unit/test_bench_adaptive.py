@@ -104,7 +104,7 @@ def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_objectives_lie_between_what_the_sizes_give() -> None:
     small = Speed(batch=1, request=2.0, ttft=8.0, tpot=0.01)
     large = Speed(batch=4, request=1.0, ttft=2.0, tpot=0.04)
-    found = Calibration(model="m", small=small, large=large)
+    found = Calibration(setup="m", small=small, large=large)
     assert found.unit == 1.0
     goals = aims(tiny_trace(), found)
     assert (goals.ttft, goals.tpot) == (pytest.approx(4.0), pytest.approx(0.02))
@@ -294,10 +294,10 @@ def test_a_calibration_of_another_model_is_refused(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(ConfigError, match="has no calibration"):
         read_calibration(path, "m")
-    found = Calibration(model="m", small=SPEED, large=SPEED)
+    found = Calibration(setup="m", small=SPEED, large=SPEED)
     path.write_bytes(msgspec.json.encode({"calibration": found}))
     assert read_calibration(path, "m") == found
-    with pytest.raises(ConfigError, match="was calibrated with m, not with other"):
+    with pytest.raises(ConfigError, match="was calibrated with m; this is other"):
         read_calibration(path, "other")
 
 

@@ -69,10 +69,10 @@ def replay(
     return Turn(records[0].start - requests[0].at, records, sampler.samples)
 
 
-def calibrate(model: str, trace: Trace, run: Callable[[int], list[Record]]) -> Calibration:
+def calibrate(setup: str, trace: Trace, run: Callable[[int], list[Record]]) -> Calibration:
     """Runs the calibration's load with both of its batch sizes."""
     small, large = trace.calibration.small, trace.calibration.large
-    return Calibration(model=model, small=speed(small, run(small)), large=speed(large, run(large)))
+    return Calibration(setup=setup, small=speed(small, run(small)), large=speed(large, run(large)))
 
 
 def compete(names: Sequence[str], repeat: int, trace: Trace, unit: float, goals: Aims, run: Run) -> list[Contestant]:

@@ -91,8 +91,8 @@ def _curves(records: Sequence[Record]) -> Iterator[Part]:
     }
     made = [Series(name, distribution(seconds)) for name, seconds in values.items() if seconds]
     if made:
-        title = "Share of requests within a latency"
-        yield Figure(lines(title, "milliseconds", "percent of requests", made, ("log", "linear")))
+        title = "Share of requests (ITL: of gaps) within a latency"
+        yield Figure(lines(title, "milliseconds", "percent", made, ("log", "linear")))
 
 
 def distribution(seconds: Sequence[float]) -> list[tuple[float, float]]:

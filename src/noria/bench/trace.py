@@ -89,9 +89,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What this machine can do with a model in this hour."""
+    """What this machine can do in this hour. `setup`: with which model, and how it is run."""
 
-    model: str
+    setup: str
     small: Speed
     large: Speed
 
@@ -166,8 +166,8 @@ def speed(batch: int, records: list[Record]) -> Speed:
     )
 
 
-def read_calibration(path: Path, model: str) -> Calibration:
-    """Of a report of `noria bench adaptive`. Raises ConfigError."""
+def read_calibration(path: Path, setup: str) -> Calibration:
+    """Of a report of `noria bench adaptive`. Raises ConfigError, also where it was another setup."""
     try:
         report: dict[str, Any] = msgspec.json.decode(path.read_bytes())
         found = msgspec.convert(report["calibration"], Calibration)
@@ -175,6 +175,6 @@ def read_calibration(path: Path, model: str) -> Calibration:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}", "--calibration") from None
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} has no calibration of this kind ({error})", "--calibration") from None
-    if found.model != model:
-        raise ConfigError(f"{path} was calibrated with {found.model}, not with {model}", "--calibration")
+    if found.setup != setup:
+        raise ConfigError(f"{path} was calibrated with {found.setup}; this is {setup}", "--calibration")
     return found

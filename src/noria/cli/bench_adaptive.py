@@ -76,7 +76,7 @@ def adaptive(
     options = {str(size): contest.options(size) for size in fixed}
     # So that what cannot be is said at once, not after the calibration.
     batching_options(max_batch_size, True, True, (slo_ttft_ms, slo_tpot_ms), parts)
-    found = read_calibration(calibration, parts["model"]) if calibration else contest.calibrate(what)
+    found = read_calibration(calibration, contest.setup) if calibration else contest.calibrate(what)
     goals = aims(what, found, slo_ttft_ms, slo_tpot_ms)
     if pacer:
         options[PACER] = contest.options(max_batch_size, goals)
@@ -98,6 +98,14 @@ class _Contest:
         self._model, self._cache, self._threads = model, cache, threads
         self._simulate, self._seed = simulate, seed
 
+    @property
+    def setup(self) -> str:
+        """What a calibration is good for."""
+        if self._simulate:
+            return str(self._model["model"])
+        how = f"quantization {self._model['quantization']}, cache {self._cache}, threads {self._threads or 'auto'}"
+        return f"{self._model['model']}, {how}"
+
     def options(self, size: int, goals: Aims | None = None) -> EngineOptions:
         """Of an engine with a fixed batch size, or with a pacer that is to reach the goals."""
         slo = (1e3 * goals.ttft, 1e3 * goals.tpot) if goals else (None, None)
@@ -111,7 +119,7 @@ class _Contest:
         load = trace.calibration
         requests = self.requests([(0.0, load.prompt, load.output)] * load.requests, 1.0)
         return calibrate(
-            self._model["model"],
+            self.setup,
             trace,
             lambda size: self.replay(self.options(size), requests, f"calibration, {size}").records,
         )
@@ -162,7 +170,7 @@ def _report(found: Sequence[Contestant], setting: _Setting, paths: tuple[Path | 
         print_adaptive(make_console(), found, setting.goals, said)
     if paths[1] is not None:
         parts = adaptive_parts(found, setting.trace, setting.calibration, setting.goals, said)
-        write_html(paths[1], f"Adaptive batch size: {setting.calibration.model}", parts)
+        write_html(paths[1], f"Adaptive batch size: {setting.calibration.setup}", parts)
     figures = {
         "trace": setting.digest,
         "calibration": msgspec.to_builtins(setting.calibration),
