@@ -116,3 +116,27 @@ def test_is_trusted_when_its_model_is() -> None:
     assert predictor.trusted
     assert predictor.error is not None
     assert predictor.error < 0.1
+
+
+@pytest.mark.parametrize("tpot", [None, 0.03])
+def test_sizes_that_are_about_as_good_stay(tpot: float | None) -> None:
+    """Otherwise the least change of the load would move them between sizes that do the same."""
+    predictor = LearnedPredictor(taught(600), Objectives(None, tpot))
+    now = predictor.predict(load(), MOST, MOST, 1).sizes
+    for prompt in (120.0, 128.0, 122.0, 127.0):
+        assert predictor.predict(load(prompt=prompt), now, MOST, 1).sizes == now
+    near = Sizes(now.batch + 1 if tpot is None else now.batch - 1, now.budget)
+    assert predictor.predict(load(), near, MOST, 1).sizes == near
+
+
+def test_sizes_that_are_worse_do_not_stay() -> None:
+    predictor = LearnedPredictor(taught(600), Objectives(None, 0.03))
+    best = predictor.predict(load(), MOST, MOST, 1).sizes.batch
+    assert best < MOST.batch  # that of the start keeps no objective
+    assert predictor.predict(load(), Sizes(best // 2, 512), MOST, 1).sizes.batch > 0.9 * best
+    assert predictor.predict(load(prompt=600.0), Sizes(best, 512), MOST, 1).sizes.batch < 0.8 * best
+
+
+def test_a_batch_that_buys_nothing_does_not_stay() -> None:
+    predictor = LearnedPredictor(taught(600), Objectives())
+    assert predictor.predict(load(), MOST, MOST, 1).sizes.batch < 200

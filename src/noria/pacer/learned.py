@@ -9,6 +9,7 @@ the knee, where a further request no longer buys throughput.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -23,6 +24,8 @@ _BATCHES = 128  # candidates
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)  # candidates, shares of the most
 _LEAST_CHUNK = 16  # tokens of a prompt that a step must have room for
 _KNEE = 0.99  # share of the best throughput that is as good
+_STAY = 0.985  # share of the best rate that the sizes in force need to stay: what is learned is not more exact
+_WIDE = 1.25  # most that a batch which buys no throughput may be larger than need be, to stay
 _UNKNOWN_PROMPT, _UNKNOWN_OUTPUT = 128.0, 128.0  # tokens, before there was a request
 _SURE = 8.0  # waiting requests that say as much of prompts to come as all that came before
 
@@ -72,16 +75,30 @@ class LearnedPredictor:
         self.model.learn(shape, seconds)
 
     def predict(self, load: Load, now: Sizes, most: Sizes, least: int) -> Prediction:
-        outlook = self._outlook(load, *_candidates(most, least))
-        if self._objectives.ttft is None and self._objectives.tpot is None:
-            best, reason = _knee(outlook), "a larger batch buys no throughput"
-        else:
-            best, reason = self._within(outlook)
+        batch, budget = (column.copy() for column in _candidates(most, least))
+        may_stay = least <= now.batch <= most.batch and now.budget <= max(most.budget, most.batch)
+        # The last candidate is what is in force.
+        batch[-1], budget[-1] = (now.batch, now.budget) if may_stay else (batch[0], budget[0])
+        outlook = self._outlook(load, batch, budget)
+        best, reason, good = self._best(outlook)
+        if may_stay and good[-1] and outlook.rate[-1] >= _STAY * outlook.rate[best]:
+            best = -1  # among sizes that are about as good, none is worth a change
         sizes = Sizes(int(outlook.batch[best]), int(outlook.budget[best]))
         return Prediction(sizes, reason, float(outlook.step[best]))
 
-    def _within(self, outlook: Outlook) -> tuple[int, str]:
-        """The candidate of the largest rate whose latencies hold, and why."""
+    def _best(self, outlook: Outlook) -> tuple[int, str, NDArray[np.bool_]]:
+        """The best candidate, why, and which ones could take its place if their rate is about as large."""
+        if self._objectives.ttft is None and self._objectives.tpot is None:
+            best, reason = _knee(outlook), "a larger batch buys no throughput"
+        else:
+            within = self._within(outlook)
+            if within is not None:
+                return within
+            best, reason = _knee(outlook), "no size keeps the objectives: the most throughput"
+        return best, reason, outlook.batch <= _WIDE * outlook.batch[best]
+
+    def _within(self, outlook: Outlook) -> tuple[int, str, NDArray[np.bool_]] | None:
+        """The candidate of the largest rate whose latencies hold, why, and which ones hold; None: none does."""
         ttft, tpot, every = self._objectives.ttft, self._objectives.tpot, outlook.used
         fast = every if tpot is None else every & (outlook.tpot <= tpot)
         soon = every if ttft is None else every & (outlook.ttft <= ttft)
@@ -91,8 +108,8 @@ class LearnedPredictor:
             choices.append((soon, "the largest rate within the TTFT objective; TPOT cannot be kept"))
         for holding, reason in choices:
             if holding.any():
-                return int(np.argmax(np.where(holding, outlook.rate, -1.0))), reason
-        return _knee(outlook), "no size keeps the objectives: the most throughput"
+                return int(np.argmax(np.where(holding, outlook.rate, -1.0))), reason, holding
+        return None
 
     def _outlook(self, load: Load, batch: Floats, budget: Floats) -> Outlook:
         prompt, output = _lengths(load)
@@ -100,13 +117,13 @@ class LearnedPredictor:
         rows = np.minimum(batch, budget / (1.0 + prompt / output))
         running = np.minimum(batch, load.running)
         context = (running * load.running_context + (batch - running) * (prompt + 0.5 * output)) / batch
-        fresh = rows * prompt / output  # tokens of prompts per step, in the mean
+        fresh = rows * (prompt / output)  # tokens of prompts per step, in the mean
         chunk = np.minimum(np.maximum(budget - rows, 1.0), np.maximum(prompt, fresh))
         mixed = np.minimum(1.0, fresh / chunk)  # share of the steps that compute such a chunk
-        zeros = np.zeros_like(rows)
-        plain = np.stack((rows, rows * context, zeros, zeros, zeros), axis=1)
-        several = np.stack((rows, rows * context, np.ceil(chunk / prompt), chunk, chunk * 0.5 * prompt), axis=1)
-        decode, chunked = self.model.predict(plain), self.model.predict(several)
+        shapes = np.zeros((2, len(rows), 5))  # without such a chunk, and with it
+        shapes[:, :, 0], shapes[:, :, 1] = rows, rows * context
+        shapes[1, :, 2], shapes[1, :, 3], shapes[1, :, 4] = np.ceil(chunk / prompt), chunk, chunk * (0.5 * prompt)
+        decode, chunked = self.model.predict(shapes)
         step = decode + mixed * (chunked - decode)
         # Who sees more chunks than others waits longer for a token.
         spread = (chunked - decode) * np.sqrt(mixed * (1.0 - mixed) / output)
@@ -130,14 +147,16 @@ def _lengths(load: Load) -> tuple[float, float]:
     return max(1.0, prompt), max(1.0, load.mean_output or _UNKNOWN_OUTPUT)
 
 
+@lru_cache(maxsize=4)
 def _candidates(most: Sizes, least: int) -> tuple[Floats, Floats]:
-    """[candidates] batch sizes and token budgets, each budget with room for the batch and a part of a prompt."""
+    """[candidates] batch sizes and token budgets, each budget with room for the batch and a part of a prompt. The last
+    is free for another."""
     least = max(1, min(least, most.batch))
     batches = np.unique(np.round(np.geomspace(least, most.batch, _BATCHES)))
     budgets = np.unique(np.floor(np.array(_BUDGETS) * most.budget))
     batch, budget = (axis.ravel() for axis in np.meshgrid(batches, budgets, indexing="ij"))
     budget = np.minimum(np.maximum(budget, batch + _LEAST_CHUNK), max(most.budget, most.batch))
-    return batch, budget
+    return np.append(batch, 0.0), np.append(budget, 0.0)
 
 
 def _knee(outlook: Outlook) -> int:

@@ -49,6 +49,7 @@ _LEAST_ALIKE = 8  # steps of a size, that it counts as seen
 _LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in
 _GOOD, _BAD = 0.25, 0.4  # median error below which the model becomes trusted, above which it ceases to be
 _SHORTEST, _LONGEST = 1e-6, 3600.0  # seconds that a step can take
+_ERROR = (-1.0, 0)  # no percentile
 # Seconds per feature: a least-squares fit to a model of 135M parameters on two cores, for batches of 1 to 256 and
 # contexts of 128 to 8192 tokens, all within 10 %. Only the proportions matter.
 _PROFILE = np.array((2.3, 0.75, 1.2, 5.2, 9.2, 0.4, 10.0, 2.0)) * 1e-3
@@ -99,6 +100,7 @@ class StepTimeModel:
         # [steps, 2] seconds taken, and predicted before they were learned from; the latest first.
         self._past = np.zeros((0, 2))
         self._trusted = False
+        self._told: dict[tuple[float, int], float] = {}  # errors and margins since the last steps were taken in
         self._pending: list[tuple[int, int, int, int, int, float]] = []
         self._pending_seconds = 0.0
         if fit is not None:
@@ -131,7 +133,10 @@ class StepTimeModel:
         infinite before the first."""
         if not len(self._past):
             return math.inf
-        return float(np.median(np.abs(self._past[:, 1] / self._past[:, 0] - 1.0)))
+        error = self._told.get(_ERROR)
+        if error is None:
+            error = self._told[_ERROR] = float(np.median(np.abs(self._past[:, 1] / self._past[:, 0] - 1.0)))
+        return error
 
     @property
     def trusted(self) -> bool:
@@ -147,9 +152,13 @@ class StepTimeModel:
         length = max(1, min(int(steps), len(self._past) // 4))
         if len(self._past) < length:
             return 1.0
+        margin = self._told.get((percent, length))
+        if margin is not None:
+            return margin
         sums = np.cumsum(np.vstack((np.zeros(2), self._past)), axis=0)
         taken, predicted = (sums[length:] - sums[:-length]).T
-        return float(np.percentile(taken / predicted, percent))
+        margin = self._told[percent, length] = float(np.percentile(taken / predicted, percent))
+        return margin
 
     def learn(self, shape: StepShape, seconds: float) -> None:
         """A step has taken so long. What cannot be a step's time is left out."""
@@ -200,6 +209,7 @@ class StepTimeModel:
         block = np.array(self._pending, np.float64)  # [steps, columns and seconds]
         self._pending.clear()
         self._pending_seconds = 0.0
+        self._told.clear()
         x, taken = features(block[:, :_COLUMNS]), block[:, _COLUMNS]
         predicted = np.maximum(math.exp(self._level + self._mood) * (x @ self._theta), _SHORTEST)
         errors = np.log(taken / predicted)  # [steps]
