@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -142,6 +143,15 @@ def test_neither_texts_nor_tokens_are_shown(http: httpx.Client) -> None:
         shown = http.get(path).text
         assert SECRET not in shown
         assert answer["choices"][0]["text"] not in shown
+
+
+def test_its_time_begins_with_its_head(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = SimpleNamespace(monotonic=lambda: time.monotonic() - 1000.0)
+    monkeypatch.setattr("noria.server.connection.time", early)
+    told = explained(http, complete(http).json()["id"])
+    check(told)
+    assert told["choices"][0]["phases"][0]["what"] == "reading"
+    assert told["choices"][0]["phases"][0]["ms"] > 1e6
 
 
 def test_an_unknown_id_is_a_404(http: httpx.Client) -> None:

@@ -21,7 +21,7 @@ from noria.errors import ConfigError
 class Record:
     """What one request experienced. Times are seconds on `time.perf_counter`'s clock.
 
-    `chunks`: arrival of each piece of output; `output_tokens`: as the server's usage says.
+    `chunks`: arrival of each piece of output; `output_tokens`: as the server's usage says; `id`: of the reply.
     """
 
     start: float
@@ -31,6 +31,7 @@ class Record:
     output_tokens: int = 0
     cached_tokens: int = 0
     error: str | None = None
+    id: str = ""
 
     @property
     def ttft(self) -> float:
@@ -66,6 +67,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    id: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
@@ -187,6 +189,7 @@ class _Exchange(asyncio.Protocol):
             return
         if chunk.error:
             self._record.error = str(chunk.error)
+        self._record.id = self._record.id or chunk.id
         if any(
             choice.text or (choice.delta and (choice.delta.content or choice.delta.reasoning))
             for choice in chunk.choices

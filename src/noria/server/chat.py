@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from noria.server.chat_reply import ChatReply
 from noria.server.http import EventStream, large_response, noted
 from noria.server.protocol import ChatRequest
 from noria.server.reading import read_messages, sampling_params
-from noria.server.state import ServerState, parts_of, submit, whole
+from noria.server.state import ServerState, arrival_of, parts_of, submit, whole
 from noria.server.structured import check_beside, form_of
 from noria.server.tools.binding import grammar_of, readable
 from noria.server.tools.request import tool_use
@@ -28,7 +27,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 
 async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation, `n` times."""
-    arrived = time.monotonic()
+    arrived = arrival_of(request)
     state: ServerState = request.app.state.noria
     state.check_capacity(request)
     wanted = await state.read(request, _decoder)

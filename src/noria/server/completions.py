@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import msgspec
@@ -20,7 +19,7 @@ from noria.server.protocol import CompletionRequest
 from noria.server.reading import prompts_of, sampling_params
 from noria.server.replies import Completion, CompletionChoice, CompletionLogprobs, Usage
 from noria.server.replying import Replying
-from noria.server.state import ServerState, parts_of, raise_error, submit, whole
+from noria.server.state import ServerState, arrival_of, parts_of, raise_error, submit, whole
 from noria.server.structured import form_of
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -28,7 +27,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 
 async def create_completion(request: Request) -> Response:
     """Continues one or more prompts, `n` times each."""
-    arrived = time.monotonic()
+    arrived = arrival_of(request)
     state: ServerState = request.app.state.noria
     state.check_capacity(request)
     wanted = await state.read(request, _decoder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
@@ -130,6 +131,7 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_AHEAD:  # a few kilobytes can hold thousands
             self._refusal = _refusal(400, f"more than {MOST_AHEAD} requests were sent ahead on this connection")
             raise ValueError
+        self.scope.setdefault("state", {})["arrived"] = time.monotonic()  # its endpoint may be called later
         super().on_headers_complete()
         if self.pipeline:
             self.flow.resume_reading()  # or nobody would notice that the client leaves; there cannot be many

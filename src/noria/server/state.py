@@ -128,6 +128,12 @@ class ServerState:
             raise UnavailableError("the server is stopping", retry_after=left)
 
 
+def arrival_of(request: Request) -> float:
+    """When the head of a request had come, `time.monotonic()`; now, if the connection did not note it."""
+    found: float | None = request.scope.get("state", {}).get("arrived")
+    return time.monotonic() if found is None else found
+
+
 Prepare = Callable[[], Coroutine[Any, Any, tuple[list[list[int]], list[SamplingParams]]]]
 Bind = Callable[[], Coroutine[Any, Any, str | None]]
 Kind = Literal["chat", "completion"]
