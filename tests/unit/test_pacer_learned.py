@@ -70,7 +70,7 @@ def test_a_percentile_further_out_makes_the_batch_smaller() -> None:
 
     def batch(percentile: float) -> int:
         predictor = LearnedPredictor(model, Objectives(None, 0.03, percentile))
-        return predictor.predict(load(), Sizes(64, 512), MOST, 1).sizes.batch
+        return predictor.predict(load(), MOST, MOST, 1).sizes.batch
 
     assert batch(99.0) <= batch(90.0) < batch(50.0)
 
