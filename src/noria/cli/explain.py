@@ -163,7 +163,7 @@ def _sums(choice: dict[str, Any]) -> str:
         f"delivery {sums['delivery_ms']:,.1f} ms",
         f"before the engine {sums['before_ms']:,.1f} ms",
     ]
-    for name, said in (("others_ms", "for other choices"), ("lost_ms", "without an engine")):
+    for name, said in (("others_ms", "for other choices"), ("lost_ms", "without an engine that could tell")):
         if sums[name]:
             parts.append(f"{said} {sums[name]:,.1f} ms")
     more = f"; preempted {choice['preemptions']} times" if choice["preemptions"] else ""

@@ -123,7 +123,7 @@ class Life:
     reason: FinishReason | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Planned:
     """What a planning decided.
 

@@ -176,8 +176,8 @@ async def submit(
         if bind is not None:
             grammar = await _unless_gone(watch, bind())
             params = [msgspec.structs.replace(one, grammar=grammar) for one in params]
+            moments.append(time.monotonic())
         caller.take_prompt(sum(map(len, prompts)))
-        moments.append(time.monotonic())
         stream = state.client.submit(
             prompts,
             params,
@@ -204,12 +204,12 @@ def _enter(
     arrived: float,
     moments: list[float],
 ) -> None:
-    """Gives a request its id, and enters it into the journal. `moments`: when it was read, prepared and bound."""
+    """Gives a request its id, and enters it into the journal. `moments`: when it was read, prepared and maybe bound."""
     course.id = f"{PREFIXES[kind]}-{wanted.request_id or uuid.uuid4().hex}"
     course.kind, course.owner, course.streamed = kind, caller.name, bool(wanted.stream)
     course.time -= course.arrived - arrived
     course.arrived = arrived
-    course.read, course.prepared, course.bound = moments
+    course.read, course.prepared, course.bound = moments if len(moments) == 3 else (*moments, math.nan)
     state.journal.add(course)
 
 
