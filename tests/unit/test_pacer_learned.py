@@ -52,7 +52,7 @@ def test_without_objectives_takes_what_costs_no_throughput() -> None:
 @pytest.mark.parametrize("prompt", [64.0, 128.0, 400.0])
 def test_keeps_within_the_objective_and_comes_near_it(prompt: float, output: float) -> None:
     chosen = predict(load(prompt=prompt, output=output), tpot=0.03).sizes
-    assert 0.6 * 0.03 < step(chosen.batch, prompt, output) < 1.05 * 0.03
+    assert 0.6 * 0.03 < step(chosen.batch, prompt, output) < 1.1 * 0.03
 
 
 def test_a_looser_objective_allows_a_larger_batch() -> None:

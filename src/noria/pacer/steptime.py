@@ -8,8 +8,8 @@ while the feature is taught anew: hours of decoding do not forget what prefill c
 taken from a typical profile, stretched to the steps seen.
 
 The mood of the machine, fast when a neighbour is gone and slow when one takes half of the processor, is one more
-unknown of the same fit, with a memory of a few steps: what θ is sure of, an error does not change, it is the mood
-then; what θ is not sure of, it learns. The level is what remains of moods.
+unknown of the same fit, and one that drifts: an error is put down to the mood where θ is sure of the shape, and taught
+to θ where it is not. The level is what remains of moods.
 
 Knows shapes and seconds; no clock, no engine.
 """
@@ -34,7 +34,7 @@ _BLOCK_SECONDS = 0.25  # steps are taken in together when they took so long in a
 _BLOCK_STEPS = 100  # ... are so many, so that 400 steps a second cost no more than a few
 _WARM_UP = 32  # steps whose errors say more of the model than of the machine: they are not clipped, and set no level
 _MEMORY = 0.998  # per step: what is left of what a feature has taught
-_MOOD_MEMORY = 0.7  # per step: what is left of what the mood was learned from
+_DRIFT = 0.13  # variance that a step adds to the mood's, in units of that of an error
 _MOOD_BELIEF = 0.3  # steps that speak for no mood at all
 _LEVEL_RATE = 0.05  # per step: share of the mood that the level takes over
 _SCALE_RATE = 0.05  # per step, of the running scale of errors
@@ -239,8 +239,9 @@ class StepTimeModel:
         rows[:, :FEATURES] = x / reference[:, None]
         residuals = errors if self.steps >= _WARM_UP else 1.0 - rows[:, :FEATURES] @ self._theta
         # A feature's information fades as often as the feature was there; that of pairs as the mean of both.
-        fade = np.append(_MEMORY ** (0.5 * (x > 0.0).sum(axis=0)), _MOOD_MEMORY ** (0.5 * len(taken)))
+        fade = np.append(_MEMORY ** (0.5 * (x > 0.0).sum(axis=0)), 1.0)
         weighted = rows * self._judge(errors)[:, None]
+        self._drift(len(taken))
         self._information *= np.multiply.outer(fade, fade)
         self._information += weighted.T @ rows
         self._rest = fade * self._rest + weighted.T @ residuals
@@ -248,6 +249,13 @@ class StepTimeModel:
         moved = (1.0 - (1.0 - _LEVEL_RATE) ** len(taken)) * self._mood
         self._mood -= moved
         self._level = min(max(self._level + moved, -_MOST_LEVEL), _MOST_LEVEL)
+
+    def _drift(self, steps: int) -> None:
+        """The mood may have become another one meanwhile: what was learned of it, and of θ given it, is worth less."""
+        column = self._information[:, MOOD].copy()
+        share = 1.0 / (1.0 / (_DRIFT * steps) + column[MOOD])
+        self._rest -= column * (share * self._rest[MOOD])
+        self._information -= np.multiply.outer(column, share * column)
 
     def _solve(self) -> None:
         """Moves θ and mood to the least squares, the profile's belief included; what would be negative is left out."""
