@@ -198,3 +198,20 @@ def test_prompt_logprobs_of_a_dead_engine_are_forgotten_before_the_first_token(r
     engines.live[1].prompt_logprobs = kept
     engines.dies()
     assert (engines.live[1].prompt_logprobs is kept) == (received > 0)
+
+
+def test_it_is_written_down_which_engines_had_a_request() -> None:
+    engines = Engines(2)
+    first, second = engines.of(1), engines.of(2)
+    engines.recovery.died(8)
+    engines.recovery.started()  # one suspect after the other
+    assert [(stint.request_id, stint.died) for stint in first.passage.stints] == [(1, True), (1, False)]
+    assert [(stint.request_id, stint.died) for stint in second.passage.stints] == [(2, True)]
+    first.received.append(7)
+    engines.recovery.check()  # it has a token, and makes room for the next suspect
+    assert first.passage.stints[-1].left is not None
+    assert not first.passage.stints[-1].died
+    second.received.append(7)
+    engines.recovery.check()
+    assert [stint.request_id for stint in first.passage.stints] == [1, 1, 100]
+    assert first.passage.stints[-1].left is None

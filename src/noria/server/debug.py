@@ -58,16 +58,24 @@ async def explain_request(request: Request) -> Response:
             "id",
         )
     shown = _shown(request, course)
-    told: dict[int, Explained] = {}
-    for index in shown:
-        for stint in course.passages[index].stints:
-            if not stint.died and (answer := await state.client.questions.explain(stint.request_id)) is not None:
-                told[stint.request_id] = answer
+    told = await _told(state, course, shown)
     info = state.client.info
     limits = {"batch": info.max_num_seqs, "budget": info.max_num_batched_tokens}
     now = max([time.monotonic(), *(one.now for one in told.values())]) if course.ended is None else time.monotonic()
     # Thousands of steps take milliseconds.
     return await asyncio.to_thread(lambda: json_response(account(course, told, shown, now, limits)))
+
+
+async def _told(state: ServerState, course: Course, shown: list[int]) -> dict[int, Explained]:
+    """What the engine says of these choices, by its ids. An engine that does not answer is not asked again."""
+    told: dict[int, Explained] = {}
+    stints = (stint for index in shown for stint in course.passages[index].stints if not stint.died)
+    for stint in stints:
+        answer = await state.client.questions.explain(stint.request_id)
+        if answer is None:
+            break
+        told[stint.request_id] = answer
+    return told
 
 
 def _shown(request: Request, course: Course) -> list[int]:

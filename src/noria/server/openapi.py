@@ -35,6 +35,7 @@ from noria.server.replies import (
 )
 
 Struct = type[msgspec.Struct]
+Query = tuple[str, str, int, int | None]
 _JSON = "application/json"
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
@@ -62,7 +63,7 @@ class Operation:
         errors: status codes beside those that all operations of its kind have; of /health and /ready with `reply` as
             their body.
         open: no API key is needed.
-        query: parameters, by name what they mean, all of them integers.
+        query: parameters: name, meaning, least and most; all of them integers.
     """
 
     path: str
@@ -72,11 +73,11 @@ class Operation:
     chunk: Struct | None = None
     errors: tuple[int, ...] = ()
     open: bool = False
-    query: tuple[tuple[str, str], ...] = ()
+    query: tuple[Query, ...] = ()
 
 
-_LIMIT = ("limit", "How many at most, 100 if not given.")
-_CHOICE = ("choice", "Index of the only choice to be told of; the first eight if not given.")
+_LIMIT: Query = ("limit", "How many at most, 100 if not given.", 1, 1000)
+_CHOICE: Query = ("choice", "Index of the only choice to be told of; the first eight if not given.", 0, None)
 _PARAMETERS = {
     "model": "The model's name; it may hold slashes.",
     "id": "As the reply calls it, or the client's own `request_id`.",
@@ -146,9 +147,10 @@ def _in_path(path: str) -> Iterator[dict[str, Any]]:
             yield {"name": name, "in": "path", "required": True, "schema": kind, "description": said}
 
 
-def _in_query(parameter: tuple[str, str]) -> dict[str, Any]:
-    name, said = parameter
-    return {"name": name, "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": said}
+def _in_query(parameter: Query) -> dict[str, Any]:
+    name, said, least, most = parameter
+    schema = {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
+    return {"name": name, "in": "query", "schema": schema, "description": said}
 
 
 _TO_NAME = str.maketrans({"/": "_", "{": None, "}": None, ".": "_"})
