@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from noria.bench.report import machine, write_json
-from noria.config import CacheOptions, SchedulerOptions
+from noria.config import CacheOptions, SchedulerOptions, engine_options
 from noria.engine.core import EngineCore
 from noria.messages import Submit, Vocabulary
+from noria.pacer.start import make_pacer
 from noria.params import SamplingParams
 from noria.plan import StepPlan, StepResult, WorkerInfo
 
@@ -85,15 +87,23 @@ def fill(core: EngineCore, count: int, prompt_length: int, output: int, first_id
 
 
 def measure(
-    running: int, waiting: int, steps: int, depth: int, blocks: int | None, output: int, tenants: int = 0
+    running: int,
+    waiting: int,
+    steps: int,
+    depth: int,
+    blocks: int | None,
+    output: int,
+    tenants: int = 0,
+    paced: bool = False,
 ) -> dict[str, float]:
     """Milliseconds of planning and updating per step, over `steps` steps with `running` rows. `tenants`: of the fair
-    policy; 0: first come, first served."""
+    policy; 0: first come, first served. `paced`: with a pacer, which may set more than `running` at no time."""
     blocks = blocks or running * 32
     executor = Instant(running, blocks)
     # The default budget of tokens.
     scheduler = SchedulerOptions(max_num_seqs=running, in_flight_depth=depth, policy="fair" if tenants else "fcfs")
-    core = EngineCore(executor, CacheOptions(), scheduler, clock=time.thread_time)
+    pacer = make_pacer(replace(engine_options("made up"), scheduler=scheduler), executor.info, time.thread_time)
+    core = EngineCore(executor, CacheOptions(), scheduler, time.thread_time, pacer if paced else None)
     submit_seconds = fill(core, running + waiting, 128, output, 1, max(1, tenants))
     while core.stats.running < running and core.stats.waiting and core.stats.steps_total < 1000:
         core.step()
@@ -127,6 +137,7 @@ def main() -> None:
     given = parser.parse_args()
     cases: dict[str, dict[str, Any]] = {
         "decode": {"depth": 1, "blocks": None, "output": 2000},
+        "decode, paced": {"depth": 1, "blocks": None, "output": 2000, "paced": True},
         "decode, depth 2": {"depth": 2, "blocks": None, "output": 2000},
         "churn (64 tokens out)": {"depth": 1, "blocks": None, "output": 64},
         "short of blocks": {"depth": 1, "blocks": given.running * 10, "output": 200},

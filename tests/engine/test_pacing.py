@@ -161,3 +161,33 @@ def test_an_idle_engine_asks_for_nothing():
     driver.run()
     driver.clock.now += 1000.0
     assert not driver.core.has_work
+
+
+@pytest.mark.parametrize("where", ["learn", "predict"])
+def test_an_engine_goes_on_without_a_pacer_that_fails(where, caplog):
+    learned = Told(Sizes(2, 16))
+    driver = paced(learned, slots=8, num_blocks=64)
+    for number in range(1, 13):
+        driver.submit(number, [number] * 3, max_tokens=12)
+
+    def go_on(steps):
+        for _ in range(steps):
+            driver.clock.now += 0.125
+            driver.step()
+
+    go_on(10)
+    assert driver.core.stats.pacer.batch < 8
+
+    def fail(*args):
+        raise ZeroDivisionError("of all things")
+
+    setattr(learned, where, fail)
+    go_on(4)
+    assert (driver.core.stats.pacer.predictor, driver.core.stats.pacer.batch) == ("off", 8)
+    assert driver.core._scheduler.sizes.batch == 8
+    driver.run()
+    for number in range(1, 13):
+        assert driver.tokens(number) == alone([number] * 3, SamplingParams(max_tokens=12, seed=0), (), 0, 64)[0]
+    assert sum("of all things" in record.message for record in caplog.records) == 1
+    assert not driver.core.rest()
+    driver.core.close()

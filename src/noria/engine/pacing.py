@@ -5,6 +5,7 @@ Counts; decides nothing.
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 
 import msgspec
@@ -18,11 +19,13 @@ from noria.pacer.monitor import Census
 from noria.pacer.pacer import Pacer
 from noria.plan import StepPlan
 
+_log = logging.getLogger(__name__)
 _ASKED = 32  # waiting requests whose prompts stand for those of all
 
 
 class Pacing:
-    """One engine's.
+    """One engine's. Should the pacer fail, the engine goes on without it, at the most that may be set: whatever it has
+    learned is no reason to end anyone's request.
 
     Args:
         pacer: decides.
@@ -33,6 +36,8 @@ class Pacing:
         self.pacer = pacer
         self._scheduler = scheduler
         self._shape = StepShape()  # of the last step that has ended
+        self._failed = False
+        self._most = scheduler.sizes
         self._ended = (0, 0)  # requests that had, and their tokens, when the pacer was told last
         scheduler.bind(pacer.sizes)
 
@@ -50,12 +55,29 @@ class Pacing:
             self._shape = StepShape(last.decode_rows, context)
         else:
             self._shape = shape_of(plan)
-        self.pacer.stepped(self._shape, seconds, now)
+        if self._failed:
+            return
+        try:
+            self.pacer.stepped(self._shape, seconds, now)
+        except Exception as error:
+            self._fail(error)
 
     def turn(self, now: float, compiling: int) -> None:
         """To be called before each step is planned. `compiling`: requests that wait for their grammars."""
-        if not self.pacer.is_due(now):
+        if self._failed or not self.pacer.is_due(now):
             return
+        try:
+            self._turn(now, compiling)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("the pacer has failed; sizes are the most from now on: %s", error, exc_info=error)
+        self._failed = True
+        self._scheduler.bind(self._most)
+        self.pacer.give_up()
+
+    def _turn(self, now: float, compiling: int) -> None:
         counters = self._scheduler.counters
         ended, tokens = counters.ended - self._ended[0], counters.ended_tokens - self._ended[1]
         if ended:

@@ -126,6 +126,12 @@ class Pacer:
         if self._limits is not None:
             self._limits.give_up()
 
+    def give_up(self) -> None:
+        """It has failed: nothing of what it has learned is kept, nothing is done besides."""
+        self.wake()
+        self._limits = self._memory = None
+        self.stats = PacerStats(batch=self._most.batch, budget=self._most.budget, decisions=self._number)
+
     def close(self) -> None:
         """No step will follow."""
         self.wake()
