@@ -44,6 +44,7 @@ class Shedding:
         self._line: deque[Request] = deque()  # those that may be shed, as they came; some have left since
         self._now = 0.0  # when the results of the last step were there
         self._under_way = 0  # steps
+        self._known, self._left = (-1, -1), 0  # see `_unfinished`
         scheduler.waiting.watcher = self
 
     # ------------------------------------------------------------------------------------------------ what is told
@@ -122,8 +123,8 @@ class Shedding:
 
     def outlook(self, now: float) -> Outlook:
         """What the shortest prompt would find, whoever sends it."""
-        if not self._alike:
-            return Outlook()
+        if not self._alike or not len(self._scheduler.waiting):
+            return Outlook()  # nobody need be turned away before the engine has seen what it is
         return Outlook(*self._gate.outlook(self._scene(self._ahead.all, now), self._speed(now)))
 
     # ------------------------------------------------------------------------------------------------ what is there
@@ -138,13 +139,11 @@ class Shedding:
     def _scene(self, before: Before, now: float) -> Scene:
         scheduler, gate = self._scheduler, self._gate
         running, sizes = scheduler.running, scheduler.sizes
-        slots = running.slots
-        unfinished = int(np.maximum(running.prompt[slots] - running.computed[slots], 0).sum())
         full = bool(len(running)) and scheduler.closed is Cause.BLOCKS  # there are places, but no room in the cache
         return Scene(
             running=len(running),
             ahead=before.requests,
-            tokens=unfinished + gate.computed * before.tokens,
+            tokens=self._unfinished() + gate.computed * before.tokens,
             batch=min(sizes.batch, len(running)) if full else sizes.batch,
             budget=sizes.budget,
             under_way=self._under_way,
@@ -152,6 +151,16 @@ class Shedding:
             prompt=gate.prompt,
             prefill=gate.prefill(now),
         )
+
+    def _unfinished(self) -> int:
+        """Tokens of running prompts that no step computes yet. Worked out when something has changed."""
+        running = self._scheduler.running
+        known = self._scheduler.step, running.changes
+        if self._known != known:
+            slots = running.slots
+            left = running.prompt[slots] - running.computed[slots]
+            self._known, self._left = known, int(np.maximum(left, 0).sum())
+        return self._left
 
     def _speed(self, now: float) -> Speed | None:
         return self._gate.speed(self._scheduler.sizes, self._context, now)
