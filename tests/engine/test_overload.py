@@ -112,7 +112,7 @@ def test_sums_come_back_to_nothing(depth):
     """Whatever comes, goes, is aborted, preempted or shed."""
     world = World(options=SHEDS, num_blocks=400, depth=depth)
     world.run(poisson(2 * CAPACITY), 10.0)
-    assert world.core._shedding._ahead.all == (0, 0.0)
+    assert world.core._shedding._ahead.all[:2] == (0, 0.0)
     assert world.core._shedding._under_way == 0
     assert world.core.stats.outlook.first_token == 0.0
 

@@ -16,10 +16,12 @@ _MOST_LEVELS = 64  # priorities that are looked at
 
 
 class Before(NamedTuple):
-    """Requests that come before another one, and tokens of their prompts that have yet to be computed."""
+    """Requests that come before another one, and tokens of their prompts that have yet to be computed. `firm`: nobody
+    who comes later will pass it, as far as is known."""
 
     requests: int
     tokens: float
+    firm: bool = True
 
 
 class Ahead(Protocol):
@@ -81,10 +83,12 @@ class PriorityAhead:
         self._sizes: dict[int, float] = {}
         self._tokens = 0.0
         self._levels: list[int] = []  # priorities of those that wait, ascending
+        self._first = 2**63  # the smallest that ever came
         self._sums: dict[int, Sum] = {}  # by priority
 
     def add(self, request: Request, tokens: float) -> None:
         self._sizes[request.id] = tokens
+        self._first = min(self._first, request.priority)
         level = self._sums.get(request.priority)
         if level is None:
             level = self._sums[request.priority] = Sum()
@@ -109,7 +113,7 @@ class PriorityAhead:
                 break
             requests += self._sums[priority].requests
             tokens += self._sums[priority].tokens
-        return Before(requests, tokens)
+        return Before(requests, tokens, request.priority <= self._first)
 
     @property
     def all(self) -> Before:

@@ -44,9 +44,8 @@ class Request:
         grammar: what keeps its compiled grammar at hand.
         waited: seconds before it was submitted.
         sheddable: it may be refused, until it has run.
-        expected: seconds that it was to wait, as was thought when it came; None: nothing was. expected_each: that a
-            further token was to take.
-        first: when its whole prompt had been computed for the first time.
+        expected: seconds to its first token, and for each further one, as was thought when it came; None: nothing was.
+        first: when its whole prompt had been computed for the first time, if anybody wants to know.
         to_compute: tokens that it would have to compute before its first one, as was thought then.
     """
 
@@ -80,8 +79,7 @@ class Request:
     grammar: Any = None
     waited: float = 0.0
     sheddable: bool = False
-    expected: float | None = None
-    expected_each: float | None = None
+    expected: tuple[float, float] | None = None
     first: float | None = None
     to_compute: float = 0.0
 

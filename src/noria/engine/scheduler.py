@@ -299,7 +299,6 @@ class Scheduler:
 
     def _note_prompt(self, request: Request, now: float, outputs: Outputs) -> None:
         """Its whole prompt has been computed."""
-        request.first = now if request.first is None else request.first
         if request.wants_prompt_logprobs:
             request.wants_prompt_logprobs = False
             self._members.scoring.discard(request.slot)

@@ -69,12 +69,17 @@ class Shedding:
             request = self._scheduler.running.requests[admission.slot]
             if request is not None and request.admitted == now:
                 computed = request.prompt_length - request.cached_tokens
-                self._gate.started(request.expected, now - request.submitted, request.to_compute, computed)
+                self._gate.started(request.to_compute, computed)
 
     def collected(self, flight: Flight, seconds: float, now: float) -> None:
         """The results of the oldest step are there, so long after its turn began."""
         self._under_way -= 1
-        self._gate.stepped(shape_of(flight.plan), seconds, now)
+        self._gate.stepped(shape_of(flight.plan), seconds)
+        for request, computed in flight.progress:
+            if request.first is None and computed >= request.prompt_length:
+                request.first = now
+                if request.expected is not None:
+                    self._gate.first_token(request.expected[0], now - request.submitted)
         self._now = now
 
     def ended(self, request: Request) -> None:
@@ -83,19 +88,20 @@ class Shedding:
         if count > 1 and request.first is not None:
             taken = (self._now - request.first) / (count - 1)
         if count:
-            self._gate.ended(count, request.expected_each, taken)
+            self._gate.ended(count, None if request.expected is None else request.expected[1], taken)
 
     # ------------------------------------------------------------------------------------------------ what is asked
 
     def refusal(self, request: Request, now: float) -> Finished | None:
         """Of a request that has just come: its end, if it is not to be taken."""
         request.waited += self._gate.delivery(request.arrival)
-        gate, speed, scene = self._gate, self._speed(now), self._scene_of(request, now)
+        gate, speed, before = self._gate, self._speed(now), self._ahead.before(request)
+        scene = self._scene_of(request, before)
         # If the queue alone decides it, its prompt need not be looked at.
         miss = gate.full(scene, speed, request.waited) if request.sheddable else None
         if miss is None:
             request.to_compute = float(len(request.tokens) - self._cached(request))
-            request.expected, request.expected_each = gate.wait(scene, speed), gate.each(scene, speed)
+            request.expected = gate.expected(scene, speed, request.to_compute) if before.firm else None
             if request.sheddable:
                 miss = gate.refuses(scene, speed, request.to_compute, request.waited)
         return None if miss is None else _end(request, miss, "door", now)
@@ -106,7 +112,7 @@ class Shedding:
         line, ends = self._line, list[Finished]()
         if not line or self._gate.objectives.ttft is None:
             return ends
-        scene, speed = self._scene(_NOTHING, now), self._speed(now)
+        scene, speed = self._scene(_NOTHING), self._speed(now)
         while line and len(ends) < _MOST_LOOKS:
             request = line[0]
             if _may_be_shed(request):
@@ -114,10 +120,9 @@ class Shedding:
                 miss = self._gate.lost(scene, speed, request.to_compute, request.waited + waited)
                 if miss is None:
                     break
-                self._gate.waited(request.expected, waited)
-                ends.append(
-                    _end(request, replace(miss, retry_after=self._retry_after(request, speed, now)), "queue", now)
-                )
+                if request.expected is not None:
+                    self._gate.first_token(request.expected[0], waited)
+                ends.append(_end(request, replace(miss, retry_after=self._retry_after(request, speed)), "queue", now))
             line.popleft()
         return ends
 
@@ -125,18 +130,18 @@ class Shedding:
         """What the shortest prompt would find, whoever sends it."""
         if not self._alike or not len(self._scheduler.waiting):
             return Outlook()  # nobody need be turned away before the engine has seen what it is
-        return Outlook(*self._gate.outlook(self._scene(self._ahead.all, now), self._speed(now)))
+        return Outlook(*self._gate.outlook(self._scene(self._ahead.all), self._speed(now)))
 
     # ------------------------------------------------------------------------------------------------ what is there
 
-    def _scene_of(self, request: Request, now: float) -> Scene:
+    def _scene_of(self, request: Request, before: Before) -> Scene:
         """What a request finds that comes now."""
-        scene = self._scene(self._ahead.before(request), now)
+        scene = self._scene(before)
         if self._scheduler.tenancy.has(request.tenant):
             return scene
         return replace(scene, batch=max(scene.batch, scene.running + 1))  # others will give up a place for it
 
-    def _scene(self, before: Before, now: float) -> Scene:
+    def _scene(self, before: Before) -> Scene:
         scheduler, gate = self._scheduler, self._gate
         running, sizes = scheduler.running, scheduler.sizes
         full = bool(len(running)) and scheduler.closed is Cause.BLOCKS  # there are places, but no room in the cache
@@ -149,7 +154,6 @@ class Shedding:
             under_way=self._under_way,
             output=gate.output,
             prompt=gate.prompt,
-            prefill=gate.prefill(now),
         )
 
     def _unfinished(self) -> int:
@@ -181,9 +185,9 @@ class Shedding:
         match = manager.match(request.chain, request.tokens, len(request.tokens) - 1)
         return max(len(match.blocks) * manager.block_size, match.owner_tokens)
 
-    def _retry_after(self, request: Request, speed: Speed | None, now: float) -> float:
+    def _retry_after(self, request: Request, speed: Speed | None) -> float:
         """For one that has waited in vain: when another like it would not."""
-        return self._gate.later(self._scene(self._ahead.before(request), now), speed, request.to_compute)
+        return self._gate.later(self._scene(self._ahead.before(request)), speed, request.to_compute)
 
 
 def _may_be_shed(request: Request) -> bool:

@@ -23,18 +23,16 @@ from noria.pacer.outlook import (
     late_first_token,
     late_further_tokens,
     speed_of,
-    wait_seconds,
 )
 
 _LEAST_STEPS = 8  # before anything is predicted
 _KEEP = 0.98  # per step: what is left of those before
 _KEEP_ENDED = 0.95  # per request that has ended
-_PREFILL_MEMORY = 2.0  # seconds
 _REFRESH = 0.1  # seconds after which the model is asked again
 _REOPEN = 0.9  # share of the objective below which requests are taken again, once some were refused
-_RELEVANT = 0.2  # share of the objective that a wait must have been predicted at, to say anything of predictions
+_RELEVANT = 0.2  # share of the objective: where less was expected, what was taken says nothing of expectations
 _LEAST_STRETCH, _MOST_STRETCH = 0.5, 4.0
-_STRETCH_RATE = 0.1  # per wait that was predicted
+_STRETCH_RATE = 0.1  # per request of which something was expected
 
 
 class StepTimes(Protocol):
@@ -117,50 +115,41 @@ class Gate:
         self._measured = Measured()
         self._speed: Speed | None = None
         self._speed_at = (-math.inf, Sizes(0, 0))
-        self._prefill, self._prefill_at = 0.0, 0.0  # faded seconds of late that prompts took, and as of when
         self._ended = (0.0, 0.0)  # faded: requests, tokens of their answers
         self._prompts = (0.0, 0.0, 0.0)  # faded: requests, tokens that were thought to be computed, and that were
         share = objectives.percentile / 100.0
-        self._stretch, self._drag = Quantile(share), Quantile(share)  # of waits and of further tokens, to predictions
+        self._stretch, self._drag = Quantile(share), Quantile(share)  # what was taken, to what was expected
         self._closed = False
 
     # ------------------------------------------------------------------------------------------------ what is told
 
-    def stepped(self, shape: StepShape, seconds: float, now: float) -> None:
+    def stepped(self, shape: StepShape, seconds: float) -> None:
         """A step has come to its end."""
         self._measured.learn(shape, seconds)
         self._last = seconds
-        speed, spent = self._speed, 0.0
-        if shape.prefill_tokens:
-            spent = seconds if speed is None else max(0.0, seconds - speed.step(shape.decode_rows))
-        self._prefill = self._prefill * math.exp((self._prefill_at - now) / _PREFILL_MEMORY) + spent
-        self._prefill_at = now
 
     def ended(self, tokens: int, expected: float | None, taken: float | None) -> None:
         """A request has, with so many tokens of output. Seconds per further token: expected, and taken; None: not
         known."""
         count, total = self._ended
         self._ended = _KEEP_ENDED * count + 1.0, _KEEP_ENDED * total + tokens
-        tpot = self.objectives.tpot
-        if tpot is not None and expected is not None and taken is not None and expected > _RELEVANT * tpot:
-            self._drag.see(taken / expected)
+        if expected is None or taken is None or expected <= _RELEVANT * (self.objectives.tpot or math.inf):
+            return
+        self._drag.see(taken / expected)
 
-    def started(self, expected: float | None, waited: float, thought: float, computed: float) -> None:
+    def started(self, thought: float, computed: float) -> None:
         """A request has been given its place.
 
         Args:
-            expected: seconds that it was to wait; None: nothing was predicted. waited: seconds that it did.
             thought: tokens that it was to compute. computed: that it does, as others have computed the rest.
         """
         count, all_thought, all_computed = (_KEEP_ENDED * before for before in self._prompts)
         self._prompts = count + 1.0, all_thought + thought, all_computed + computed
-        self.waited(expected, waited)
 
-    def waited(self, expected: float | None, waited: float) -> None:
-        """How long one that was to wait `expected` seconds did, or would have."""
-        if expected is None or expected < _RELEVANT * (self.objectives.ttft or math.inf):
-            return
-        self._stretch.see(waited / expected)
+    def first_token(self, expected: float, taken: float) -> None:
+        """Seconds to the first token of a request: expected when it came, and taken, or at least so many."""
+        if expected > _RELEVANT * (self.objectives.ttft or math.inf):
+            self._stretch.see(taken / expected)
 
     # ------------------------------------------------------------------------------------------------ what is asked
 
@@ -181,10 +170,6 @@ class Gate:
         """Mean tokens of prompts that had to be computed, of late."""
         count, _, computed = self._prompts
         return computed / count if count else 0.0
-
-    def prefill(self, now: float) -> float:
-        """Share of the time of late that prompts took."""
-        return self._prefill * math.exp(min(0.0, (self._prefill_at - now) / _PREFILL_MEMORY)) / _PREFILL_MEMORY
 
     def speed(self, sizes: Sizes, context: Callable[[], float], now: float) -> Speed | None:
         """What steps take now; None: not known. Worked out a few times a second. `context`: see `speed_of`."""
@@ -245,13 +230,11 @@ class Gate:
             return SOONEST
         return late_first_token(first_token_seconds(scene, speed, prompt, self._stretch.value), ttft).retry_after
 
-    def wait(self, scene: Scene, speed: Speed | None) -> float | None:
-        """Seconds that it is to wait, unstretched; None: not known."""
-        return None if speed is None else wait_seconds(scene, speed)
-
-    def each(self, scene: Scene, speed: Speed | None) -> float | None:
-        """Seconds that each further token is to take, at the mean; None: not known."""
-        return None if speed is None else further_token_seconds(scene, speed)
+    def expected(self, scene: Scene, speed: Speed | None, prompt: float) -> tuple[float, float] | None:
+        """Seconds to the first token, and for each further one, before any correction; None: not known."""
+        if speed is None:
+            return None
+        return first_token_seconds(scene, speed, prompt), further_token_seconds(scene, speed)
 
     def outlook(self, scene: Scene, speed: Speed | None) -> tuple[float, float]:
         """Seconds until the first token of the shortest prompt, and most that they may be; zeros if they are unknown or

@@ -15,7 +15,6 @@ from typing import Literal
 from noria.pacer.base import Sizes, StepShape
 
 SOONEST, LATEST = 1.0, 60.0  # seconds: what anyone is told to wait
-_MOST_SHARE = 0.8  # of the time that prompts are taken to need: beyond, decoding would seem to stand still
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,7 +41,6 @@ class Scene:
         batch: most that run at once. budget: most tokens of a step.
         under_way: steps that were planned without it.
         output: mean tokens of an answer; None: not known. prompt: mean tokens of a prompt that have to be computed.
-        prefill: share of the time of late in which prompts were computed.
     """
 
     running: int
@@ -53,7 +51,6 @@ class Scene:
     under_way: int = 0
     output: float | None = None
     prompt: float = 0.0
-    prefill: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -90,19 +87,12 @@ def speed_of(seconds: Callable[[StepShape], float | None], sizes: Sizes, context
 
 
 def further_token_seconds(scene: Scene, speed: Speed) -> float:
-    """Mean time per token of its answer: a step with all who will run beside it, and the share of other prompts.
-
-    That is as of late; and while requests wait, each of those that run will make place for another one's prompt.
-    """
-    each, share = speed.step(scene.rows), min(scene.prefill, _MOST_SHARE)
-    return each + max(each * share / (1.0 - share), _prompts_between(scene, speed))
-
-
-def _prompts_between(scene: Scene, speed: Speed) -> float:
-    """Seconds per step that go to the prompts of those who take the places of others; 0 while nobody waits for one."""
-    if not scene.lacking or scene.output is None:
-        return 0.0
-    return scene.rows * scene.prompt * speed.token / max(1.0, scene.output)
+    """Mean time per token of its answer: a step with all who will run beside it, and, as the load stays what it is, a
+    new prompt for each answer that ends meanwhile."""
+    each = speed.step(scene.rows)
+    if scene.output is None:
+        return each
+    return each + scene.rows * scene.prompt * speed.token / max(1.0, scene.output)
 
 
 def wait_seconds(scene: Scene, speed: Speed) -> float:
@@ -112,9 +102,10 @@ def wait_seconds(scene: Scene, speed: Speed) -> float:
     """
     places = 0.0
     if scene.lacking and scene.output is not None:
-        each = speed.step(scene.rows) + _prompts_between(scene, speed)
-        places = scene.lacking * scene.output * each / scene.rows
-    return scene.under_way * speed.step(scene.rows) + max(places, _prefill_seconds(scene, speed, scene.tokens))
+        places = scene.lacking * scene.output * further_token_seconds(scene, speed) / scene.rows
+    steps = scene.tokens / max(1, scene.budget - scene.rows)
+    prompts = scene.tokens * speed.token + steps * speed.step(scene.rows)
+    return scene.under_way * speed.step(scene.rows) + max(places, prompts)
 
 
 def first_token_seconds(scene: Scene, speed: Speed, prompt: float, stretch: float = 1.0) -> float:
@@ -122,17 +113,12 @@ def first_token_seconds(scene: Scene, speed: Speed, prompt: float, stretch: floa
 
     Args:
         prompt: tokens of its own to compute, 1 at least.
-        stretch: factor on the wait.
+        stretch: factor on what a straight line predicts.
     """
-    room = max(1, scene.budget - scene.rows)
-    rest = speed.step(scene.rows) * max(0.0, 1.0 - prompt / room)  # a step is never begun by halves
-    return stretch * wait_seconds(scene, speed) + _prefill_seconds(scene, speed, prompt) + rest
-
-
-def _prefill_seconds(scene: Scene, speed: Speed, tokens: float) -> float:
-    """To compute so many tokens of prompts, beside the rows that decode."""
-    room = max(1, scene.budget - scene.rows)
-    return tokens * speed.token + tokens / room * speed.step(scene.rows)
+    # Its last step is waited for whole; where there is a queue, other prompts fill that.
+    steps = max(1.0, prompt / max(1, scene.budget - scene.rows))
+    tokens = max(prompt, scene.budget) if scene.ahead else prompt
+    return stretch * (wait_seconds(scene, speed) + tokens * speed.token + steps * speed.step(scene.rows))
 
 
 @dataclass(slots=True, frozen=True)
