@@ -14,7 +14,7 @@ MB = 1 << 20
 
 
 def test_what_is_free_goes_back_to_the_system() -> None:
-    bound_memory()
+    bound_memory(256 << 10)
     process = psutil.Process()
     before = process.memory_info().rss
     small = [bytearray(1000) for _ in range(200_000)]
