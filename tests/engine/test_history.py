@@ -161,6 +161,17 @@ def test_a_prefix_that_another_one_computes():
     assert world.story(2).cached_tokens == 32
 
 
+def test_one_that_waited_for_a_prefix_was_not_overtaken():
+    world = World(slots=2, num_blocks=64)
+    world.submit(1, prompt(40), max_tokens=6)
+    world.submit(2, prompt(40), max_tokens=2)  # while it waits for the first one's blocks,
+    world.submit(3, prompt(10, 3), max_tokens=6)  # this one takes the place
+    while world.core.has_work:
+        world.step()
+        world.time += STEP / 4
+    assert world.waits(2) == [("prefix", 1.0), ("step", 0.25), ("cap", 6.25)]
+
+
 def test_a_grammar_that_is_compiled():
     world = World()
     world.executor.compiling["slow"] = future = Future()
@@ -294,7 +305,7 @@ def test_phases_tile_whatever_happens(seed):
 
 
 def test_what_is_forgotten_is_said_to_be(monkeypatch):
-    monkeypatch.setattr("noria.engine.core.History", lambda static: History(static, Ring(8, 4), kept=2))
+    monkeypatch.setattr("noria.engine.core.History", lambda *given: History(*given, ring=Ring(8, 4), kept=2))
     world = World(slots=1)
     world.submit(1, prompt(10), max_tokens=12)
     world.submit(2, prompt(10, 2), max_tokens=12)

@@ -32,7 +32,8 @@ SUMS = {
 }
 CHOICE = {
     "index": 0,
-    "preemptions": 0,
+    "ahead": 5,
+    "preemptions": 2,
     "phases": PHASES,
     "sums": SUMS,
     "steps": [{"step": 9, "at_ms": 81.0, "ms": 9.0, "tokens": 11, "rows": 4, "step_tokens": 14}],
@@ -112,6 +113,7 @@ def test_it_tells_where_the_time_went(url: str, capsys: pytest.CaptureFixture[st
         "waited 80.0 ms (for a place in the batch 80.0)",
         "in 2 steps, of which its own share 3.0 ms",
         "It waited 80 % of its time for the batch cap of 64.",
+        "5 waited when it came · preempted 2 times",
         "! an engine died",
     ):
         assert part in said, said

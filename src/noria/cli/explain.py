@@ -166,8 +166,11 @@ def _sums(choice: dict[str, Any]) -> str:
     for name, said in (("others_ms", "for other choices"), ("lost_ms", "without an engine that could tell")):
         if sums[name]:
             parts.append(f"{said} {sums[name]:,.1f} ms")
-    more = f"; preempted {choice['preemptions']} times" if choice["preemptions"] else ""
-    return " · ".join(parts) + more
+    if choice["ahead"]:
+        parts.append(f"{choice['ahead']} waited when it came")
+    if choice["preemptions"]:
+        parts.append(f"preempted {choice['preemptions']} times")
+    return " · ".join(parts)
 
 
 def _steps(console: Console, choice: dict[str, Any]) -> None:

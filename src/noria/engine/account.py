@@ -34,6 +34,7 @@ class _Account:
         self._life = life
         self._ring = history.ring
         self._lead = Cause.STATIC if history.static else Cause.GATHERING
+        self._gathers = history.static or history.gathers
         self._now = history.now
         self._end = history.now if life.ended is None else life.ended
         self._rows = history.ring.rows(life.submitted)
@@ -116,7 +117,7 @@ class _Account:
         else:
             busy = min(max(at, self._busy(first)), lead)
             self._lay(at, busy, Cause.STEP)
-            self._lay(busy, lead, self._lead)
+            self._lay(busy, lead, self._lead if self._gathers or busy == at else Cause.STEP)
         self._plannings(lead, end, first, causes)
         return end
 
@@ -126,6 +127,8 @@ class _Account:
         causes: NDArray[np.uint8] = rows["closed"].copy()
         causes[causes == Cause.OPEN] = Cause.STEP
         causes[rows["newest"] > self._life.order] = Cause.POLICY
+        for pause in self._life.pauses:  # not in line then, so that nobody can have come first
+            causes[(rows["planned"] >= pause.begin) & (rows["planned"] < pause.end)] = Cause.STEP
         return causes
 
     def _busy(self, first: int) -> float:

@@ -81,7 +81,7 @@ class EngineCore:
         if cache.block_size != worker.block_size:
             raise EngineError(f"blocks of {cache.block_size} tokens are planned, the worker has {worker.block_size}")
         self._manager = make_manager(worker.num_blocks, cache, max_model_len, worker.cache_bytes)
-        self._history = History(static=not scheduler.continuous)
+        self._history = History(not scheduler.continuous, scheduler.build_interval > 0)
         self._scheduler = Scheduler(self._manager, scheduler, slots, self._history)
         self._pacing = None if pacer is None else Pacing(pacer, self._scheduler)
         self._shedding = None if gate is None else Shedding(gate, self._scheduler, scheduler.policy)

@@ -270,12 +270,15 @@ class History:
 
     Attributes:
         now: the moment at hand.
-        static: an engine at rest waits for a batch to fill.
+        static: an engine at rest waits for a batch to fill. gathers: it waits for company.
     """
 
-    def __init__(self, static: bool = False, ring: Ring | None = None, kept: int = _KEPT) -> None:
+    def __init__(
+        self, static: bool = False, gathers: bool = False, ring: Ring | None = None, kept: int = _KEPT
+    ) -> None:
         self.now = 0.0
         self.static = static
+        self.gathers = gathers
         self.ring = ring or Ring()
         self._kept = kept
         self._lives: dict[int, Life] = {}
