@@ -173,11 +173,16 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outlook(msgspec.Struct, frozen=True, array_like=True):
-    """What a request would find that comes now: seconds until the first token of the shortest prompt, at the
-    percentile, and what they may be at most. 0: unknown, no objective, or not the same for all."""
+    """What a request would find that comes now. Seconds; 0: unknown, no objective, or not the same for all.
+
+    Attributes:
+        first_token: until that of the shortest prompt, at the percentile.
+        objective: what that shall be at most. limit: beyond which nobody is taken now, which may be less.
+    """
 
     first_token: float = 0.0
     objective: float = 0.0
+    limit: float = 0.0
 
 
 ARRIVALS_MEMORY = 3.0  # seconds after which an arrival weighs 1/e in a rate

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
+from helpers.engine_driver import submit
 from helpers.overload import Asked, World, poisson
 from noria.config import PacerOptions
+from noria.messages import Abort
 
 TTFT = 1.0
 SHEDS = PacerOptions(admission="slo", slo_ttft_ms=TTFT * 1e3)
@@ -180,3 +183,57 @@ def test_long_steps_in_which_requests_wait_unseen_are_counted():
     taken = [one for one in world.asked if one.taken]
     assert len(taken) < 0.8 * len(world.asked)
     assert len(good(world)) > 0.95 * len(taken)
+
+
+def busy(**how) -> World:
+    """A world in which nobody who comes now could be answered in time: all places are taken for long."""
+    world = World(options=SHEDS, slots=2, **how)
+    for _ in range(4):
+        world.send(Asked(0.0, 20, 20))
+    while world.core.has_work:  # it is known now how long answers and steps are
+        world.step()
+    for _ in range(2):
+        world.send(Asked(world.executor.now, 20, 1000))
+    world.step()
+    return world
+
+
+def test_what_comes_back_from_a_dead_engine_is_not_shed():
+    world = busy()
+    for _ in range(20):
+        world.send(Asked(world.executor.now, 20, 1000))
+    assert any(not one.taken for one in world.asked) or world.core._outputs.finished
+    world.core.handle(submit(100, [1] * 20, received=[2, 3], max_tokens=8, sheddable=True))
+    for _ in range(400):  # longer than the objective
+        world.core.step()
+    assert world.executor.now > 2 * TTFT
+    assert 100 in world.core._scheduler.requests
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_one_whose_grammar_takes_too_long_is_lost(prefetch):
+    world = busy(prefetch=prefetch)
+    world.executor.compiling["slow"] = grammar = Future()
+    world.core.handle(submit(100, [1] * 20, max_tokens=8, grammar="slow", sheddable=True, arrival=world.executor.now))
+    ends, came = [], world.executor.now
+    while not ends:
+        outputs = world.core.step()
+        ends = [end for end in outputs.finished if end.request_id == 100] if outputs else []
+        if world.executor.now > came + 2 * TTFT and not grammar.done():
+            grammar.set_result("slow")
+    assert ends[0].shed == "queue"
+    assert ends[0].queued_seconds >= 0.9 * TTFT
+    assert 100 not in world.core._compiling
+    assert 100 not in world.core._scheduler.requests
+
+
+def test_one_that_leaves_while_it_waits_is_forgotten():
+    world = busy()
+    world.core.handle(submit(100, [1] * 20, max_tokens=8, sheddable=True, arrival=world.executor.now))
+    assert world.core._shedding._ahead.all.requests == 1
+    world.core.handle(Abort((100,)))
+    assert world.core._shedding._ahead.all.requests == 0
+    for _ in range(400):
+        outputs = world.core.step()
+        assert not outputs.finished
+    assert world.executor.now > 2 * TTFT

@@ -77,6 +77,7 @@ class World:
     budget: int = 512
     depth: int = 1
     policy: str = "fcfs"
+    prefetch: bool = True
     options: PacerOptions = field(default_factory=PacerOptions)
     pacer: Pacer | None = None
     same_prompts: bool = False  # all begin alike
@@ -89,6 +90,7 @@ class World:
             max_num_batched_tokens=self.budget,
             in_flight_depth=self.depth,
             policy=self.policy,
+            prefetch=self.prefetch,
         )
         gate = make_gate(self.options, self.pacer, wall=lambda: self.executor.now)
         self.core = EngineCore(

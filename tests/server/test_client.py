@@ -14,6 +14,7 @@ from fakes import EOS, ByteTokenizer, ReciterCore, logprobs_of
 from noria.errors import EngineError, OverloadedError, QueueFullError, UnavailableError
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
+from noria.frontend.door import Door
 from noria.frontend.stream import RequestStream
 from noria.messages import Abort, Control, EngineInfo, EngineStats, Finished, LogProbs, Outlook, StepOutputs, Submit
 from noria.params import SamplingParams
@@ -283,7 +284,7 @@ def test_a_request_that_an_engine_died_of_is_not_shed_by_the_next(no_pauses: Non
 
 def test_what_a_dead_engine_said_of_its_queue_refuses_nobody(no_pauses: None) -> None:
     async def test(client: EngineClient, engines: list[Scripted]) -> None:
-        client.door.heard(Outlook(99.0, 1.0), time.monotonic())
+        client.door.heard(Outlook(99.0, 1.0, 1.0), time.monotonic())
         with pytest.raises(OverloadedError):
             client.door.check(time.monotonic())
         engines[0].end()
@@ -426,3 +427,15 @@ def test_stop_ids_follow_ignore_eos() -> None:
         assert [submit.stop_ids for submit in sent] == [(EOS, 7), (7,)]
 
     run(test)
+
+
+def test_an_outlook_grows_brighter_as_time_passes() -> None:
+    door = Door()
+    door.check(0.0)
+    door.heard(Outlook(3.0, 1.0, 0.9), 10.0)
+    with pytest.raises(OverloadedError, match=r"in about 2.5 s, the objective is 1.0 s; try again in 2 s") as raised:
+        door.check(10.5)
+    assert raised.value.retry_after == pytest.approx(1.5)
+    with pytest.raises(OverloadedError):
+        door.check(12.05)
+    door.check(12.2)

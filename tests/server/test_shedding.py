@@ -126,7 +126,7 @@ def test_the_openai_client_sees_a_rate_limit(server: Running) -> None:
 
 
 def test_the_queue_alone_refuses_before_a_prompt_is_encoded(client: httpx.Client, server: Running) -> None:
-    server.core.outlook = Outlook(9.0, 1.0)
+    server.core.outlook = Outlook(9.0, 1.0, 0.9)
     assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 1}).status_code == 200
     wait_until(lambda: server.state.metrics.stats.outlook.first_token == 9.0)
     for stream in (False, True):

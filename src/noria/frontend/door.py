@@ -24,7 +24,8 @@ class Door:
 
     def check(self, now: float) -> None:
         """Raises OverloadedError if the shortest prompt that comes now would have its first token too late."""
-        predicted, objective = self._outlook.first_token - (now - self._at), self._outlook.objective
-        if 0.0 < objective < predicted:
-            miss = late_first_token(predicted, objective)
+        outlook = self._outlook
+        predicted = outlook.first_token - (now - self._at)
+        if 0.0 < outlook.limit < predicted:
+            miss = late_first_token(predicted, outlook.objective)
             raise OverloadedError(miss.message, retry_after=miss.retry_after)

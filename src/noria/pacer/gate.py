@@ -188,9 +188,8 @@ class Gate:
 
     def full(self, scene: Scene, speed: Speed | None, waited: float) -> Miss | None:
         """What a request that comes would miss whatever its prompt is."""
-        predicted, limit = self.outlook(scene, speed)
-        ttft = self.objectives.ttft
-        if ttft is None or limit == 0.0 or waited + predicted <= limit:
+        predicted, ttft, limit = self.outlook(scene, speed)
+        if limit == 0.0 or waited + predicted <= limit:
             return None
         self._closed = True
         return late_first_token(waited + predicted, ttft)
@@ -236,11 +235,11 @@ class Gate:
             return None
         return first_token_seconds(scene, speed, prompt), further_token_seconds(scene, speed)
 
-    def outlook(self, scene: Scene, speed: Speed | None) -> tuple[float, float]:
-        """Seconds until the first token of the shortest prompt, and most that they may be; zeros if they are unknown or
-        of no concern."""
+    def outlook(self, scene: Scene, speed: Speed | None) -> tuple[float, float, float]:
+        """Seconds until the first token of the shortest prompt, the objective, and from when on nobody is taken now;
+        zeros if they are unknown or of no concern."""
         ttft = self.objectives.ttft
         if ttft is None or speed is None or scene.idle:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         limit = ttft * (_REOPEN if self._closed else 1.0)
-        return first_token_seconds(scene, speed, 1.0, self._stretch.value), limit
+        return first_token_seconds(scene, speed, 1.0, self._stretch.value), ttft, limit
