@@ -110,6 +110,7 @@ class World:
         self.core.handle(submit(len(self.asked), words, max_tokens=one.output, arrival=one.at, **more))
 
     def step(self) -> None:
+        self.executor.now += 0.0 if self.core._flights else self.core.idle_seconds  # while a static batch fills
         outputs = self.core.step()
         if outputs is None:
             return
