@@ -53,6 +53,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int | None = None
     generation_config: bool = True
 
+    def __post_init__(self) -> None:
+        _in_range("--max-model-len", self.max_model_len, 1, 2**31 - 1)
+
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The KV cache.
@@ -86,7 +89,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _in_range("--num-blocks", self.num_blocks, 1, (2**31 - 1) // self.block_size)
         _share("--gpu-memory-utilization", self.memory_utilization)
         _in_range("--prefix-cache-mb", self.prefix_cache_mb, 0, 2**40)
-        _share("reclaim_ratio", self.reclaim_ratio)
+        _share("--reclaim-ratio", self.reclaim_ratio)
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +130,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         _in_range("in_flight_depth", self.in_flight_depth, 1, 2)
         if self.in_flight_depth == 2 and not self.async_planning:
             raise ConfigError("2 contradicts --no-enable-async-batch-building; leave one out", "in_flight_depth")
+        if not 0.0 <= self.static_timeout <= 3600.0:
+            raise ConfigError(f"must be in 0…3600 seconds, got {self.static_timeout}", "--static-batch-timeout")
         if not 0.0 <= self.build_interval <= 10.0:
             raise ConfigError(f"must be in 0…10 seconds, got {self.build_interval}", "--batch-build-interval")
         if self.policy == "fair" and not self.continuous:

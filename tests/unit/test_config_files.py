@@ -131,6 +131,8 @@ _CB = "continuous_batching"
         ("port: 1\n---\nport: 2", "noria.yaml is not valid YAML"),
         ("port: 1\nhost: x\nport: 2", "noria.yaml:3: port: stands twice, first at noria.yaml:1"),
         ("port: 70000", "noria.yaml:1: port: must be in 0…65535, got 70000"),
+        ("max_model_len: -1", "noria.yaml:1: max_model_len: must be in 1…2147483647, got -1"),
+        ("static_batch_timeout: .nan", "noria.yaml:1: static_batch_timeout: must be in 0…3600 seconds, got nan"),
         ("\nmax_num_seqs: many", "noria.yaml:2: max_num_seqs: Expected `int`, got `str`; got 'many'"),
         ("rules: {growth: 0.5}", "noria.yaml:1: rules.growth: must be a number above 1 and at most 16, got 0.5"),
         (
@@ -232,3 +234,37 @@ def test_ranges_are_those_of_the_settings(tmp_path: Path, key: Key) -> None:
         given = {"rules": {key.name: value}} if key.setting.startswith("rules.") else {key.setting: value}
         with pytest.raises(ConfigError):
             options_of(resolve([], {"model": "m"} | settings | given))
+
+
+_DIGITS = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nport: 2001-13-45", "noria.yaml:2: port: cannot be read as timestamp: month must be in 1..12"),
+        ("port: 2001-01-02", "noria.yaml:1: port: must be a plain value, not a date; a text that looks like one needs"),
+        ("served_model_name: !!binary aGk=", "noria.yaml:1: served_model_name: must be a plain value, not a bytes"),
+        ("cors_allow_origins: [!!set {a}]", "noria.yaml:1: cors_allow_origins: must be a plain value, not a set"),
+        ("rules: {growth: !!float x}", "noria.yaml:1: rules.growth: cannot be read as float"),
+        ("rules: {growth: !!int ''}", "noria.yaml:1: rules.growth: cannot be read as int"),
+        ("port: !!bool maybe", "noria.yaml:1: port: cannot be read as bool"),
+        (f"port: {20 * _DIGITS}", "noria.yaml:1: port: cannot be read as int: Exceeds the limit"),
+        (f"port: {_DIGITS}", "noria.yaml:1: port: must be in 0…65535"),
+        (f"continuous_batching: {{max_batch_size: {_DIGITS}}}", "max_batch_size: must be a whole number in 1…1024"),
+        (f"rules: {{growth: {_DIGITS}}}", "rules.growth: must be a number above 1 and at most 16"),
+        ("? 2001-13-45\n: 1", "noria.yaml:1: cannot be read as timestamp"),
+        ('served_model_name: "\\uD800"', "noria.yaml:1: served_model_name: holds characters that no text can have"),
+        ('api_key_file: "a\\0"', "noria.yaml:1: api_key_file: holds characters that no text can have"),
+        ("port: " + 2000 * "[", "noria.yaml is not valid YAML: nested too deeply"),
+        ("port: 1\nhost: *nobody", "noria.yaml is not valid YAML, line 2: found undefined alias"),
+    ],
+)
+def test_what_yaml_cannot_make_is_said_of_its_place(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refusal(written(tmp_path, text))
+
+
+def test_a_broken_line_with_a_secret_is_not_repeated(tmp_path: Path) -> None:
+    said = refusal(written(tmp_path, 'port: 1\napi_key: "hunter2\n'))
+    assert said.startswith("--config: noria.yaml is not valid YAML, line 3: ")
+    assert "hunter2" not in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ class Range:
     open_high: bool = False
 
     def allows(self, value: float) -> bool:
-        if not math.isfinite(value) or not self.low <= value <= self.high:
+        if not self.low <= value <= self.high:  # nor if it is not a number
             return False
         return not (self.open_low and value == self.low) and not (self.open_high and value == self.high)
 
