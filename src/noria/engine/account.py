@@ -37,7 +37,7 @@ class _Account:
         self._gathers = history.static or history.gathers
         self._now = history.now
         self._end = history.now if life.ended is None else life.ended
-        self._rows = history.ring.rows(life.submitted)
+        self._rows = history.ring.rows(life.submitted, self._end)
         self._since = float(self._rows["planned"][0]) if history.ring.full and len(self._rows) else -NEVER
         self._phases: list[Phase] = []
         self._lost = 0  # steps that are forgotten

@@ -242,14 +242,15 @@ class Ring:
         """Whether plannings have been overwritten."""
         return self._turns > self._size
 
-    def rows(self, since: float) -> Rows:
-        """[rows] a copy of those planned at `since` or later and of a few before, oldest first. `end` is inf of steps
-        under way, `start` too of those that have not begun."""
+    def rows(self, since: float, until: float = NEVER) -> Rows:
+        """[rows] a copy of those planned from `since` to `until` and of a few before, oldest first. `end` is inf of
+        steps under way, `start` too of those that have not begun."""
         at, count = self._turns % self._size if self.full else 0, min(self._turns, self._size)
         planned = self._table["planned"]
         planned = np.concatenate((planned[at:], planned[:at]))[:count]
         first = max(0, int(np.searchsorted(planned, since)) - _BEFORE)
-        found: Rows = self._table[(np.arange(first, count) + at) % self._size]
+        last = int(np.searchsorted(planned, until, "right"))
+        found: Rows = self._table[(np.arange(first, last) + at) % self._size]
         return found
 
     def notes(self, rows: Rows, slot: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
