@@ -6,15 +6,18 @@ import contextlib
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 from fakes import Running, serving, wait_until
 
-from noria.server.connection import MOST_AHEAD, MOST_HEADERS, Connection, Limits
+from noria.server.connection import MOST_AHEAD, MOST_HEADERS, Connection, Limits, unread_seconds
 
 
 @pytest.fixture
@@ -55,6 +58,38 @@ def error(reply: bytes, status: int) -> str:
 
 
 GET = "GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+class Told:
+    """A transport whose socket tells what a test says."""
+
+    def __init__(self, milliseconds: int, family: int = socket.AF_INET, length: int = 56) -> None:
+        self.family = family
+        self._told = (bytes(52) + milliseconds.to_bytes(4, sys.byteorder))[:length]
+
+    def get_extra_info(self, name: str) -> Told:
+        assert name == "socket"
+        return self
+
+    def getsockopt(self, level: int, option: int, length: int) -> bytes:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        return self._told[:length]
+
+
+def test_what_lay_unread_is_part_of_a_requests_time() -> None:
+    told: Any = Told(2504)
+    assert unread_seconds(told) == (2.5 if sys.platform == "linux" else 0.0)  # others do not tell
+    for nothing in (Told(3), Told(2504, family=socket.AF_UNIX), Told(2504, length=52)):
+        told = nothing
+        assert unread_seconds(told) == 0.0
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        client.sendall(b"x")
+        told = SimpleNamespace(get_extra_info=lambda name: accepted)
+        assert accepted.recv(1) == b"x"
+        assert unread_seconds(told) >= 0.0
+        accepted.close()
+        assert unread_seconds(told) == 0.0
 
 
 def test_heads_within_the_limits_are_served(limits: Running) -> None:

@@ -21,7 +21,8 @@ from noria.errors import ConfigError
 class Record:
     """What one request experienced. Times are seconds on `time.perf_counter`'s clock.
 
-    `chunks`: arrival of each piece of output; `output_tokens`: as the server's usage says; `id`: of the reply.
+    `start`: before it connects; `sent`: when it has, and hands its request over; `chunks`: arrival of each piece of
+    output; `output_tokens`: as the server's usage says; `id`: of the reply.
     """
 
     start: float
@@ -32,6 +33,7 @@ class Record:
     cached_tokens: int = 0
     error: str | None = None
     id: str = ""
+    sent: float = 0.0
 
     @property
     def ttft(self) -> float:
@@ -137,6 +139,7 @@ class _Exchange(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._record.sent = time.perf_counter()
         self._transport.write(self._payload)
 
     def data_received(self, data: bytes) -> None:

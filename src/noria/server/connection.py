@@ -8,6 +8,7 @@ long to say what it wants, or says it with too large a head. Knows nothing of wh
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -55,6 +56,25 @@ class _Rest:
     def on_body(self, body: bytes) -> None:
         if self._connection.cycle.more_body:  # what follows is another request, which is not served
             self._connection.on_body(body)
+
+
+# In Linux' `struct tcp_info`: milliseconds since data last came, 32 bits, exact to a tick of the system's clock.
+_LAST_DATA_AT, _TICK = 52, 4
+
+
+def unread_seconds(transport: asyncio.BaseTransport) -> float:
+    """How long at least what is being read has lain in the system's buffer: a process with much to do reads late. 0
+    where that cannot be known."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or sys.platform != "linux" or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0.0
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_AT + 4)
+    except OSError:  # it is closed
+        return 0.0
+    return (
+        max(0, int.from_bytes(told[_LAST_DATA_AT:], sys.byteorder) - _TICK) / 1e3 if len(told) > _LAST_DATA_AT else 0.0
+    )
 
 
 class Connection(HttpToolsProtocol):
@@ -131,7 +151,8 @@ class Connection(HttpToolsProtocol):
         if len(self.pipeline) >= MOST_AHEAD:  # a few kilobytes can hold thousands
             self._refusal = _refusal(400, f"more than {MOST_AHEAD} requests were sent ahead on this connection")
             raise ValueError
-        self.scope.setdefault("state", {})["arrived"] = time.monotonic()  # its endpoint may be called later
+        # Its endpoint may be called later, and it may have lain there for a while.
+        self.scope.setdefault("state", {})["arrived"] = time.monotonic() - unread_seconds(self.transport)
         super().on_headers_complete()
         if self.pipeline:
             self.flow.resume_reading()  # or nobody would notice that the client leaves; there cannot be many
