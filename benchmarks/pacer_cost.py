@@ -52,8 +52,8 @@ def micro(work: Callable[[int], object], count: int) -> float:
 def teach(pacer: Pacer, steps: int) -> None:
     """Steps of many shapes, so that the model is trusted."""
     for number in range(steps):
-        rows = 1 + number * 7 % 128
-        prompts = number % 3 == 0
+        rows = 1 + number // 8 * 3 % 128
+        prompts = number % 9 == 0
         shape = StepShape(rows, 300 * rows, *((1, 128, 8256) if prompts else ()))
         pacer.stepped(shape, 0.004 + 2e-4 * shape.tokens, number * 0.02)
 

@@ -197,3 +197,23 @@ def test_predicts_the_steps_of_a_real_run(name: str, most: float) -> None:
         model.learn(StepShape(*columns), taken)
     assert np.median(errors[200:]) < most
     assert model.trusted
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        lambda shape: 0.004 + 2e-4 * shape.tokens,
+        lambda shape: 4e-4 + 2e-5 * shape.tokens,
+        lambda shape: 1e-3 * shape.tokens,
+        lambda shape: 0.01,
+        lambda shape: 0.002 + 1e-6 * shape.decode_context + 1e-5 * shape.prefill_tokens,
+    ],
+)
+def test_machines_unlike_the_profile_are_learned_for_good(machine) -> None:
+    """What the level takes over from a mood that never ends must not take it away from what shapes cost."""
+    model = StepTimeModel()
+    for number, shape in enumerate(shapes(np.random.default_rng(0), 4000)):
+        model.learn(shape, machine(shape))
+        if number > 500 and number % 500 == 0:
+            assert model.error < 0.2
+            assert model.trusted

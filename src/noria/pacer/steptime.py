@@ -37,6 +37,7 @@ _MEMORY = 0.998  # per step: what is left of what a feature has taught
 _DRIFT = 0.13  # variance that a step adds to the mood's, in units of that of an error
 _MOOD_BELIEF = 0.3  # steps that speak for no mood at all
 _LEVEL_RATE = 0.05  # per step: share of the mood that the level takes over
+_LEVEL_FADE = 0.01  # per step: share of the level that θ takes over
 _SCALE_RATE = 0.05  # per step, of the running scale of errors
 _LEAST_SCALE = 0.02
 _STRETCH_RATE = 0.05  # per step, of the profile's stretch
@@ -249,6 +250,18 @@ class StepTimeModel:
         moved = (1.0 - (1.0 - _LEVEL_RATE) ** len(taken)) * self._mood
         self._mood -= moved
         self._level = min(max(self._level + moved, -_MOST_LEVEL), _MOST_LEVEL)
+        self._absorb((1.0 - (1.0 - _LEVEL_FADE) ** len(taken)) * self._level)
+
+    def _absorb(self, share: float) -> None:
+        """θ takes over so much of the level (a logarithm), which changes no prediction: a level that only ever rose
+        while θ only ever fell would come to an end."""
+        factor = math.exp(share)
+        self._level -= share
+        self._stretch += share
+        self._theta *= factor
+        self._rest[:FEATURES] /= factor
+        self._information[:FEATURES] /= factor
+        self._information[:, :FEATURES] /= factor
 
     def _drift(self, steps: int) -> None:
         """The mood may have become another one meanwhile: what was learned of it, and of θ given it, is worth less."""
