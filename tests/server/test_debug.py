@@ -23,6 +23,7 @@ from noria.messages import Explained, Phase
 from noria.pacer.base import Decision, Load, Prediction, Sizes
 from noria.server.accounts import account
 from noria.server.journal import Journal
+from noria.server.turns import Turns
 
 SECRET = "sluice"
 LIMITS = {"batch": 4, "budget": 64}
@@ -399,3 +400,14 @@ def test_the_pacers_decisions() -> None:
         {"batch": 4, "budget": 64},
     )
     assert decision["seconds_ago"] > 0
+
+
+@pytest.mark.parametrize("path", ["/debug/requests", "/debug/requests/busy", "/debug/pacer"])
+def test_who_asks_too_much_at_once_is_refused(
+    wheel: Running, http: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete(http, request_id="busy")
+    monkeypatch.setattr(wheel.state, "questioning", Turns(most=0))
+    response = http.get(path)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert http.get("/health").status_code == 200

@@ -5,7 +5,6 @@ Who has a key sees its own requests only; those of others do not exist for it. N
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -15,7 +14,7 @@ from starlette.responses import Response
 
 from noria.errors import InvalidRequestError, NotFoundError, UnavailableError
 from noria.frontend.course import Course
-from noria.messages import Explained
+from noria.messages import EngineInfo, Explained, PacerLog
 from noria.server.access import caller_of
 from noria.server.accounts import Requests, account, latest, summary
 from noria.server.http import json_response
@@ -43,27 +42,32 @@ async def list_requests(request: Request) -> Response:
     """`GET /debug/requests`: the caller's last ones."""
     state: ServerState = request.app.state.noria
     count, now = _number(request, "limit", _LISTED, 1000), time.monotonic()
-    found = state.journal.latest(caller_of(request).name)[:count]
-    return json_response(Requests([summary(one, now) for one in found]))
+    caller = caller_of(request).name
+    with state.questioning.place(caller):
+        found = state.journal.latest(caller)[:count]
+        return await state.questioning.work(lambda: json_response(Requests([summary(one, now) for one in found])))
 
 
 async def explain_request(request: Request) -> Response:
     """`GET /debug/requests/ID`: where a request's time went."""
     state: ServerState = request.app.state.noria
-    name = request.path_params["id"]
-    course = state.journal.find(caller_of(request).name, name)
+    name, caller = request.path_params["id"], caller_of(request).name
+    course = state.journal.find(caller, name)
     if course is None:
         raise NotFoundError(
             f"there is no request {name[:200]!r} among the last ones; GET /debug/requests lists those",
             "id",
         )
-    shown = _shown(request, course)
+    with state.questioning.place(caller):
+        return await _explained(state, course, _shown(request, course))
+
+
+async def _explained(state: ServerState, course: Course, shown: list[int]) -> Response:
     told = await _told(state, course, shown)
     info = state.client.info
     limits = {"batch": info.max_num_seqs, "budget": info.max_num_batched_tokens}
     now = max([time.monotonic(), *(one.now for one in told.values())]) if course.ended is None else time.monotonic()
-    # Thousands of steps take milliseconds.
-    return await asyncio.to_thread(lambda: json_response(account(course, told, shown, now, limits)))
+    return await state.questioning.work(lambda: json_response(account(course, told, shown, now, limits)))
 
 
 async def _told(state: ServerState, course: Course, shown: list[int]) -> dict[int, Explained]:
@@ -98,14 +102,15 @@ def _number(request: Request, name: str, default: int, most: int, least: int = 1
 async def explain_pacer(request: Request) -> Response:
     """`GET /debug/pacer`: its last decisions."""
     state: ServerState = request.app.state.noria
-    info, log = state.client.info, await state.client.questions.pacer()
-    if log is None:
-        raise UnavailableError("the engine does not answer; try again", retry_after=1.0)
-    enabled, encoded = log.decisions is not None, log.decisions or msgspec.msgpack.encode([])
-    decisions = await asyncio.to_thread(_decisions, encoded, log.now)
-    return json_response(PacerDecisions(enabled, info.max_num_seqs, info.max_num_batched_tokens, decisions))
+    with state.questioning.place(caller_of(request).name):
+        log = await state.client.questions.pacer()
+        if log is None:
+            raise UnavailableError("the engine does not answer; try again", retry_after=1.0)
+        return await state.questioning.work(lambda: json_response(_decisions(log, state.client.info)))
 
 
-def _decisions(encoded: bytes, now: float) -> list[dict[str, Any]]:
+def _decisions(log: PacerLog, info: EngineInfo) -> PacerDecisions:
+    encoded = log.decisions or msgspec.msgpack.encode([])
     made = msgspec.msgpack.decode(encoded, type=list[dict[str, Any]])
-    return [{"seconds_ago": round(now - one["at"], 4)} | one for one in made]
+    told = [{"seconds_ago": round(log.now - one["at"], 4)} | one for one in made]
+    return PacerDecisions(log.decisions is not None, info.max_num_seqs, info.max_num_batched_tokens, told)

@@ -43,7 +43,7 @@ _ERRORS = {
     401: "No API key, or a wrong one.",
     404: "Another model than the one that is served, or something else that is not here.",
     413: "The body is larger than the server's limit.",
-    429: "The queue is full; `Retry-After` says when to try again.",
+    429: "The queue is full, or a limit is reached; `Retry-After` says when to try again.",
     500: "A fault of the server; its log has the details.",
     503: "The engine is gone, or the server stops.",
 }
@@ -95,9 +95,9 @@ OPERATIONS = (
     Operation("/metrics", "Metrics for Prometheus", None, errors=(404,)),
     Operation("/version", "The version", Version),
     Operation("/openapi.json", "This document", None),
-    Operation("/debug/requests", "The last requests of the caller", Requests, errors=(400,), query=(_LIMIT,)),
-    Operation("/debug/requests/{id}", "Where a request's time went", Account, errors=(400, 404), query=(_CHOICE,)),
-    Operation("/debug/pacer", "What the pacer decided, and why", PacerDecisions, errors=(503,)),
+    Operation("/debug/requests", "The last requests of the caller", Requests, errors=(400, 429), query=(_LIMIT,)),
+    Operation("/debug/requests/{id}", "Where a request's time went", Account, errors=(400, 404, 429), query=(_CHOICE,)),
+    Operation("/debug/pacer", "What the pacer decided, and why", PacerDecisions, errors=(429, 503)),
 )
 
 

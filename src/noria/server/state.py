@@ -35,6 +35,7 @@ from noria.server.protocol import GenerationRequest
 from noria.server.reading import Defaults
 from noria.server.replies import CompletionTokensDetails, PromptTokensDetails, Usage
 from noria.server.tools.dialect import Dialect
+from noria.server.turns import Turns
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class ServerState:
         draining: no request is taken any more; those that were are finished.
         deadline: of that, `time.monotonic()`.
         answered: something was read since memory was last given back.
+        questioning: about what became of requests, which takes milliseconds.
         sheds: requests that would miss an objective are refused (`--admission slo`).
     """
 
@@ -76,6 +78,7 @@ class ServerState:
     bodies: Bodies = field(init=False)
     access: Access = field(init=False)
     journal: Journal = field(default_factory=Journal)
+    questioning: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.options.max_body_bytes, self.inputs.max_model_len)
