@@ -217,3 +217,28 @@ def test_machines_unlike_the_profile_are_learned_for_good(machine) -> None:
         if number > 500 and number % 500 == 0:
             assert model.error < 0.2
             assert model.trusted
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_times_that_nothing_fits_leave_a_model_that_can_go_on(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    model = StepTimeModel()
+    wild = (lambda: 2e-6, lambda: 3599.0, lambda: random.choice([2e-6, 3599.0]), lambda: 10 ** random.uniform(-5, 3))
+    for shape in shapes(random, 300):
+        model.learn(shape, float(wild[seed % 4]()))
+        seconds = model.seconds(shape)
+        assert seconds is None or 0.0 < seconds < math.inf
+    for shape in shapes(random, 3000):
+        model.learn(shape, truth(shape))
+    assert np.median([off(model, shape) for shape in shapes(random, 50)]) < 0.7
+
+
+@pytest.mark.parametrize("theta", [[0.0] * 8, [0.0] * 7 + [1e4], [1e4] * 8])
+@pytest.mark.parametrize("information", [0.0, 1.0, 1e15])
+def test_what_was_stored_may_be_absurd(theta: list[float], information: float) -> None:
+    model = StepTimeModel(Fit(theta, (information * np.eye(8)).tolist(), 49.0, [9] * 17, 100))
+    for shape in shapes(np.random.default_rng(1), 300):
+        model.learn(shape, truth(shape))
+        seconds = model.seconds(shape)
+        assert seconds is None or 0.0 < seconds < math.inf
+    assert math.isfinite(sum(model.fit.theta))

@@ -43,12 +43,14 @@ _LEAST_SCALE = 0.02
 _STRETCH_RATE = 0.05  # per step, of the profile's stretch
 _CLIP = 2.0  # errors beyond so many scales count as if they were as large
 _MOST_LEVEL = math.log(16.0)  # of level and mood, each
+_ABSURD = 50.0  # a mood that is none; natural logarithm
 _FAR = 4.0  # a step is weighted by what it was expected to take, within this factor of what it took
 _REMEMBERED = 256  # errors
 _LEAST_STEPS = 64  # before the model is trusted
 _LEAST_ALIKE = 8  # steps of a size, that it counts as seen
 _LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in
 _GOOD, _BAD = 0.25, 0.4  # median error below which the model becomes trusted, above which it ceases to be
+_HOPELESS = 0.7  # median error of all that are remembered, above which the model is better forgotten
 _SHORTEST, _LONGEST = 1e-6, 3600.0  # seconds that a step can take
 _ERROR = (-1.0, 0)  # no percentile
 # Seconds per feature: a least-squares fit to a model of 135M parameters on two cores, for batches of 1 to 256 and
@@ -89,6 +91,13 @@ class StepTimeModel:
     """
 
     def __init__(self, fit: Fit | None = None) -> None:
+        self._pending: list[tuple[int, int, int, int, int, float]] = []
+        self._begin()
+        if fit is not None:
+            self._take_up(fit)
+
+    def _begin(self) -> None:
+        """Knows nothing."""
         self.steps = 0
         self._theta = np.zeros(FEATURES)
         # Of θ, and of the mood as one more feature.
@@ -102,10 +111,7 @@ class StepTimeModel:
         self._past = np.zeros((0, 2))
         self._trusted = False
         self._told: dict[tuple[float, int], float] = {}  # errors and margins since the last steps were taken in
-        self._pending: list[tuple[int, int, int, int, int, float]] = []
         self._pending_seconds = 0.0
-        if fit is not None:
-            self._take_up(fit)
 
     def _take_up(self, fit: Fit) -> None:
         self.steps = fit.steps
@@ -204,13 +210,33 @@ class StepTimeModel:
         return predicted
 
     def settle(self) -> None:
-        """Takes in the steps that are pending. Happens by itself, a few times a second."""
+        """Takes in the steps that are pending. Happens by itself, a few times a second.
+
+        Steps that nothing fits (of a microsecond, then of an hour) leave a fit that has no solution, or none but zeros,
+        or one that says nothing of the steps that follow: everything is learned anew then.
+        """
         if not self._pending:
             return
         block = np.array(self._pending, np.float64)  # [steps, columns and seconds]
         self._pending.clear()
         self._pending_seconds = 0.0
         self._told.clear()
+        try:
+            self._take_in(block)
+        except (np.linalg.LinAlgError, OverflowError):
+            self._begin()
+        if not self._sane:
+            self._begin()
+
+    @property
+    def _sane(self) -> bool:
+        """Whether it is worth going on with what was learned."""
+        if self.steps and not (math.isfinite(self._theta.sum()) and self._theta.any() and abs(self._mood) < _ABSURD):
+            return False
+        return len(self._past) < _REMEMBERED or self.error < _HOPELESS
+
+    def _take_in(self, block: Floats) -> None:
+        """[steps, columns and seconds]. Raises LinAlgError if there is no solution."""
         x, taken = features(block[:, :_COLUMNS]), block[:, _COLUMNS]
         predicted = np.maximum(math.exp(self._level + self._mood) * (x @ self._theta), _SHORTEST)
         errors = np.log(taken / predicted)  # [steps]
@@ -235,7 +261,7 @@ class StepTimeModel:
         """Recursive least squares over a block. `taken`: at level and mood 1; `errors`: its logarithm against θ·x."""
         share = max(1.0 / (1 + self.steps), 1.0 - (1.0 - _STRETCH_RATE) ** len(taken))
         self._stretch += share * (_middle(np.log(taken / (x @ _PROFILE))) - self._stretch)
-        reference = x @ self._theta if self.steps >= _WARM_UP else taken
+        reference = np.maximum(x @ self._theta, _SHORTEST) if self.steps >= _WARM_UP else taken
         rows = np.ones((len(taken), FEATURES + 1))  # the mood's column stays
         rows[:, :FEATURES] = x / reference[:, None]
         residuals = errors if self.steps >= _WARM_UP else 1.0 - rows[:, :FEATURES] @ self._theta
