@@ -19,7 +19,7 @@ from noria.bench.report import machine
 from noria.bench.steps import Phase, StepBench
 from noria.cli.common import engine_options, positive_numbers
 from noria.errors import ConfigError, NoriaError
-from noria.worker.memory import available_memory
+from noria.observe.cgroup import available_memory
 
 BATCHES = "1,2,4,8,16,32,64,100,128,256"
 CONTEXTS = "128,256,512,1024,2048,4096,8192"

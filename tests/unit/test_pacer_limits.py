@@ -130,6 +130,22 @@ def test_what_was_given_up_begins_anew(small):
     assert measure(measuring)[0].read > 0
 
 
+def test_memory_is_read_in_the_pieces_that_there_is_room_for(small, monkeypatch):
+    made = []
+
+    class Piece:
+        def __init__(self, pool, size):
+            made.append(size)
+
+        def read(self, *args):
+            return 1.0
+
+    monkeypatch.setattr(module._native, "LimitMemory", Piece)
+    monkeypatch.setattr(module, "available_memory", lambda: 8 * 2 * module._PIECE)  # of a control group's, maybe
+    measure(Measuring(1, {"f32"}))
+    assert made == [module._PIECE] * 2
+
+
 def test_the_level_in_use_is_left_alone(small):
     before = _native.isa()
     measure(Measuring(1, {"int8"}))
@@ -171,6 +187,7 @@ def test_limits_are_kept_by_machine(tmp_path):
         b'{"a": {"products": {"int8": 1e9}, "read": -1}}',
         b'{"a": {"products": {"int8": 1e300}, "read": 1e9}}',
         b"\xff\xfe",
+        b'{"a": {"other": ' + b"[" * 100_000,
     ],
 )
 def test_a_file_that_makes_no_sense_is_ignored_and_written_anew(content, tmp_path):

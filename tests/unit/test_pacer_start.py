@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -219,3 +220,30 @@ def test_limits_are_given_to_the_device():
     assert [limits.piece(1.0) for _ in range(3)] == [True, True, False]
     device.stepped(StepShape(50, 1000), 1.5)
     assert device.share(1.5) > 0
+
+
+def test_what_fails_while_limits_are_measured_costs_only_the_limits(measuring, caplog):
+    pacer = pacer_of()
+    measuring[0].piece = lambda: [][0]
+    assert not pacer.rest(1.0)
+    assert not pacer.rest(2.0)
+    assert len(caplog.records) == 1
+    assert "the machine's limits cannot be measured" in caplog.text
+    assert pacer.monitor.device.share(2.0) is None
+
+
+def test_a_user_without_a_home_has_a_pacer_that_keeps_nothing(measuring, monkeypatch, caplog):
+    monkeypatch.delenv("NORIA_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def nowhere(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", lambda path: nowhere(path) if path.as_posix().startswith("~") else path)
+    pacer = pacer_of()
+    teach(pacer, 100)
+    while pacer.rest(1.0):
+        pass
+    pacer.close()
+    assert pacer.monitor.device.share(1.0) is not None
+    assert "name one with NORIA_HOME" in caplog.text

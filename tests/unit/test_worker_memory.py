@@ -10,7 +10,8 @@ import pytest
 from noria.backends.base import CacheLayout
 from noria.config import CacheOptions
 from noria.errors import ConfigError
-from noria.worker.memory import available_memory, plan_cache
+from noria.observe.cgroup import available_memory
+from noria.worker.memory import plan_cache
 
 LAYOUT = CacheLayout(layers=2, kv_heads=2, head_dim=32, block_size=16, num_blocks=0, dtype="bf16")
 MIB = 1 << 20

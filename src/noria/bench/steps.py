@@ -20,8 +20,8 @@ from noria.errors import ConfigError
 from noria.files.resolve import resolve
 from noria.models.loaders import open_checkpoint
 from noria.models.registry import build_model, resolve_max_model_len
+from noria.observe.cgroup import available_memory
 from noria.quantize.schemes import choose_cache_type
-from noria.worker.memory import available_memory
 
 if TYPE_CHECKING:
     from noria.backends.cpu import CpuBackend

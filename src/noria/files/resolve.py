@@ -43,11 +43,14 @@ class ModelFiles:
 
 
 def home_dir() -> Path:
-    """Noria's own folder: `$NORIA_HOME`, or `~/.cache/noria`."""
+    """Noria's own folder: `$NORIA_HOME`, or `~/.cache/noria`. Raises OSError if the user has no home."""
     home = os.environ.get("NORIA_HOME")
-    if home:
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "noria"
+    try:
+        if home:
+            return Path(home).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "noria"
+    except RuntimeError as error:
+        raise FileNotFoundError("the user has no home folder: name one with NORIA_HOME") from error
 
 
 def models_dir() -> Path:

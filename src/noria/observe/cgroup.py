@@ -48,6 +48,14 @@ def memory_groups(root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Memo
     return found
 
 
+def available_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
+    """Bytes that can be taken without swapping: the machine's, or what the control groups leave, if that is less."""
+    import psutil  # which refuses to be loaded on systems that it does not know
+
+    left = [group.left for group in memory_groups(root, membership)]
+    return min([int(psutil.virtual_memory().available), *(found for found in left if found is not None)])
+
+
 def processors(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float:
     """How many processors' worth of time this process may use: those that it may run on, within the groups' quotas."""
     try:

@@ -3,6 +3,7 @@ has learned for the next start."""
 
 from __future__ import annotations
 
+import logging
 import math
 
 from noria.pacer.gauges import Processing
@@ -11,6 +12,7 @@ from noria.pacer.steptime import StepTimeModel
 from noria.pacer.store import Key, save
 from noria.plan import StepWork
 
+_log = logging.getLogger("noria.pacer")
 _WORTH = 32  # steps that make a model worth keeping anew
 _EVERY = 60.0  # seconds after which one is kept though the engine is never idle
 
@@ -33,8 +35,13 @@ class Limits:
         self._device = device
 
     def piece(self, now: float) -> bool:
-        """Does a small piece of it; returns whether there is more to do."""
-        found = self._measuring.piece()
+        """Does a small piece of it; returns whether there is more to do. Nothing that goes wrong here is worth an
+        engine: it goes on without limits, and measures again at the next start."""
+        try:
+            found = self._measuring.piece()
+        except Exception as error:  # no thread to be had, no memory
+            _log.warning("the machine's limits cannot be measured: %s", error)
+            return False
         if found is None:
             return True
         best = self._known.keep(self._machine, found)

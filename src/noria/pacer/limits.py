@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from noria import _native
 from noria.files.resolve import home_dir
+from noria.observe.cgroup import available_memory
 from noria.pacer.base import StepShape
 from noria.pacer.gauges import Least
 from noria.plan import AttentionWork, StepWork
@@ -155,7 +155,7 @@ def _product_rate(pool: Any, kind: str) -> Generator[None, None, float]:
 def _read_rate(pool: Any) -> Generator[None, None, float]:
     """Each piece counts with its shortest time, so that a neighbour's time slices do not; all count, so that no piece
     that a cache happens to hold stands for all. A pause after each."""
-    room = int(psutil.virtual_memory().available) // 8
+    room = available_memory() // 8
     pieces = []
     for _ in range(max(1, min(_PIECES, room // _PIECE))):
         pieces.append(_native.LimitMemory(pool, _PIECE))
@@ -184,7 +184,12 @@ class KnownLimits:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = home_dir() / "limits.json" if path is None else path
+        self._path = path
+
+    @property
+    def path(self) -> Path:
+        """Of the file. Raises OSError if the user has no home."""
+        return home_dir() / "limits.json" if self._path is None else self._path
 
     def find(self, machine: str, kinds: Iterable[str]) -> DeviceLimits | None:
         """What is known of a machine, if it is known for all kinds of arithmetic."""
@@ -197,11 +202,12 @@ class KnownLimits:
         before = known.pop(machine, None)
         best = known[machine] = limits if before is None else before.better(limits)
         latest = dict(list(known.items())[-_MOST_KNOWN:])
-        scratch = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            path = self.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f"{path.name}.{os.getpid()}")
             scratch.write_bytes(msgspec.json.format(msgspec.json.encode(latest)))
-            scratch.replace(self._path)
+            scratch.replace(path)
         except OSError as error:
             _log.info("the machine's limits cannot be kept: %s", error)
         return best
@@ -209,8 +215,8 @@ class KnownLimits:
     def _read(self) -> dict[str, DeviceLimits]:
         """Nothing, if there is no file that can be read; what makes no sense is left out."""
         try:
-            known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, DeviceLimits])
-        except (OSError, msgspec.MsgspecError, ValueError):
+            known = msgspec.json.decode(self.path.read_bytes(), type=dict[str, DeviceLimits])
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
             return {}
         return {name: one for name, one in known.items() if all(0.0 < rate < 1e18 for rate in _rates(one))}
 

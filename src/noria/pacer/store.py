@@ -76,7 +76,7 @@ def make_key(model: str, info: WorkerInfo) -> Key:
     try:
         files = resolve(model)
         name = f"{files.name} {sum(file.stat().st_size for file in files.weight_files)}"
-    except (NoriaError, OSError):
+    except (NoriaError, OSError, RuntimeError):  # the last one, if the user has no home
         name = model
     return Key(
         model=name,
@@ -91,8 +91,9 @@ def make_key(model: str, info: WorkerInfo) -> Key:
 
 def load(key: Key) -> Fit | None:
     """What was learned under this key; None if nothing (usable) was."""
-    path = step_times_dir() / key.file
+    path: Path | None = None
     try:
+        path = step_times_dir() / key.file
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
@@ -107,9 +108,9 @@ def load(key: Key) -> Fit | None:
 
 def save(key: Key, fit: Fit) -> bool:
     """Stores what was learned, whole or not at all; returns whether."""
-    folder = step_times_dir()
     stored = _Stored(format=_FORMAT, profile=profile_id(), key=key, **fit._asdict())
     try:
+        folder = step_times_dir()
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
         try:

@@ -1,19 +1,12 @@
-"""How much memory this process may still take, and how many cache blocks fit into it.
-
-Linux control groups (v2 and v1) bound a container below what the machine reports, so both are read.
-"""
+"""How many cache blocks fit into the memory that this process may still take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from noria.backends.base import CacheLayout
 from noria.config import CacheOptions
 from noria.errors import ConfigError
-from noria.observe.cgroup import MEMBERSHIP, ROOT, memory_groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +15,6 @@ class CachePlan:
 
     num_blocks: int
     max_model_len: int
-
-
-def available_memory(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
-    """Bytes that can be taken without swapping: the machine's, or what the control groups leave, if that is less."""
-    available = int(psutil.virtual_memory().available)
-    left = [group.left for group in memory_groups(root, membership)]
-    return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
 
 
 def cache_tokens(options: CacheOptions, layout: CacheLayout, budget: int) -> int:

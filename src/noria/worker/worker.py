@@ -16,10 +16,11 @@ from noria.files.gguf import close_shared
 from noria.files.resolve import resolve
 from noria.models.loaders import open_checkpoint
 from noria.models.registry import Model, build_model, resolve_max_model_len
+from noria.observe.cgroup import available_memory
 from noria.plan import StepPlan, StepResult, WorkerInfo
 from noria.quantize.schemes import choose_cache_type
 from noria.worker.grammar import Matchers
-from noria.worker.memory import CachePlan, available_memory, cache_tokens, plan_cache
+from noria.worker.memory import CachePlan, cache_tokens, plan_cache
 from noria.worker.runner import Runner
 from noria.worker.slots import Slots
 
