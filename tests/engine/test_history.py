@@ -372,3 +372,14 @@ def test_a_grammar_that_is_compiled_when_it_is_needed():
     future.set_result("slow")
     world.run()
     assert world.waits(1) == [("grammar", 2.0)]
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_who_waits_for_a_grammar_counts_once_as_ahead(prefetch):
+    world = World(prefetch=prefetch)
+    world.executor.compiling["slow"] = Future()
+    world.submit(1, prompt(10), grammar="slow")
+    world.submit(2, prompt(10, 2), grammar="slow")
+    world.step()
+    world.submit(3, prompt(10, 3))
+    assert world.story(3).ahead == 2

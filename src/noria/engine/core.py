@@ -304,7 +304,7 @@ class EngineCore:
         except RefusedRequest as refusal:
             self._outputs.finished.append(Finished(submit.request_id, "error", message=str(refusal)))
             return
-        self._history.submitted(request, len(self._scheduler.waiting) + len(self._compiling))
+        self._history.submitted(request, len(self._scheduler.waiting) + self._aside)
         if self._pacing is not None:
             self._pacing.arrived(request, now)
         if self._shedding is not None and (end := self._shedding.refusal(request, now)) is not None:
