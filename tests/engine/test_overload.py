@@ -237,3 +237,18 @@ def test_one_that_leaves_while_it_waits_is_forgotten():
         outputs = world.core.step()
         assert not outputs.finished
     assert world.executor.now > 2 * TTFT
+
+
+def test_what_another_engine_has_made_says_nothing_of_this_ones_speed(monkeypatch):
+    world = World(options=SHEDS)
+    world.run(poisson(CAPACITY / 2), 5.0)
+    gate, seen = world.core._shedding._gate, []
+    monkeypatch.setattr(gate, "ended", lambda *end: seen.append(end))
+    world.core.handle(submit(9000, [1] * 50, received=[2] * 500, max_tokens=510))
+    world.core.handle(submit(9001, [1] * 50, max_tokens=10))
+    while world.core.has_work:
+        world.core.step()
+    told = {tokens: (expected, taken) for tokens, expected, taken in seen}
+    assert told[510][0] is None
+    expected, taken = told[10]
+    assert taken == pytest.approx(expected, rel=0.5)

@@ -101,7 +101,8 @@ class Shedding:
         miss = gate.full(scene, speed, request.waited) if request.sheddable else None
         if miss is None:
             request.to_compute = float(len(request.tokens) - self._cached(request))
-            request.expected = gate.expected(scene, speed, request.to_compute) if before.firm else None
+            if before.firm and not request.output_length:  # what a dead engine had made would seem to take no time
+                request.expected = gate.expected(scene, speed, request.to_compute)
             if request.sheddable:
                 miss = gate.refuses(scene, speed, request.to_compute, request.waited)
         return None if miss is None else _end(request, miss, "door", now)
