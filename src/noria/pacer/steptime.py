@@ -48,7 +48,8 @@ _FAR = 4.0  # a step is weighted by what it was expected to take, within this fa
 _REMEMBERED = 256  # errors
 _LEAST_STEPS = 64  # before the model is trusted
 _LEAST_ALIKE = 8  # steps of a size, that it counts as seen
-_LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in
+_LEAST_SIZES = 2  # powers of two that the numbers of tokens have to fall in, ...
+_MANY_STEPS = 256  # ... but for so many steps: an engine that is full from its start sees no other size
 _GOOD, _BAD = 0.25, 0.4  # median error below which the model becomes trusted, above which it ceases to be
 _HOPELESS = 0.7  # median error of all that are remembered, above which the model is better forgotten
 _SHORTEST, _LONGEST = 1e-6, 3600.0  # seconds that a step can take
@@ -149,7 +150,8 @@ class StepTimeModel:
     def trusted(self) -> bool:
         """Whether enough steps of enough different sizes were seen, and are predicted well. What was trusted stays so
         until its error is clearly too large."""
-        seen = self.steps >= _LEAST_STEPS and int((self._sizes >= _LEAST_ALIKE).sum()) >= _LEAST_SIZES
+        several = int((self._sizes >= _LEAST_ALIKE).sum()) >= _LEAST_SIZES
+        seen = self.steps >= (_LEAST_STEPS if several else _MANY_STEPS)
         self._trusted = seen and len(self._past) >= _WARM_UP and self.error <= (_BAD if self._trusted else _GOOD)
         return self._trusted
 
