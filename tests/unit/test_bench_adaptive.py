@@ -278,7 +278,8 @@ def test_objectives_and_calibration_can_be_given(tmp_path: Path, small: Path) ->
     [
         (("--sizes", "0", "--no-pacer"), "--sizes: nothing is left to be replayed"),
         (("--sizes", "8,x"), "--sizes: must be positive numbers"),
-        (("--sizes", "2000"), "--batch-size: must be in 1…1024"),
+        (("--sizes", "2000"), "--sizes: must be in 1…1024, got 2000"),
+        (("--max-batch-size", "0"), "--max-batch-size: must be in 1…1024, got 0"),
         (("--trace", "none.json"), "--trace: none.json cannot be read"),
         (("--calibration", "none.json"), "--calibration: none.json cannot be read"),
         (("--slo-tpot-ms", "0"), "--slo-tpot-ms: must be above 0"),

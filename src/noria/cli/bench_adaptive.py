@@ -75,7 +75,7 @@ def adaptive(
     contest = _Contest(parts, kv_cache_dtype, threads, simulate, seed)
     options = {str(size): contest.options(size) for size in fixed}
     # So that what cannot be is said at once, not after the calibration.
-    batching_options(max_batch_size, True, True, (slo_ttft_ms, slo_tpot_ms), parts)
+    batching_options(max_batch_size, True, True, (slo_ttft_ms, slo_tpot_ms), parts, flag="--max-batch-size")
     found = read_calibration(calibration, contest.setup) if calibration else contest.calibrate(what)
     goals = aims(what, found, slo_ttft_ms, slo_tpot_ms)
     if pacer:
@@ -109,7 +109,7 @@ class _Contest:
     def options(self, size: int, goals: Aims | None = None) -> EngineOptions:
         """Of an engine with a fixed batch size, or with a pacer that is to reach the goals."""
         slo = (1e3 * goals.ttft, 1e3 * goals.tpot) if goals else (None, None)
-        made = batching_options(size, True, goals is not None, slo, self._model, self._threads)
+        made = batching_options(size, True, goals is not None, slo, self._model, self._threads, "--sizes")
         return msgspec.structs.replace(made, cache=msgspec.structs.replace(made.cache, dtype=self._cache))
 
     def calibrate(self, trace: Trace) -> Calibration:

@@ -110,14 +110,16 @@ def batching_options(
     slo: tuple[float | None, float | None],
     model: dict[str, Any],
     threads: int | None = None,
+    flag: str = "--batch-size",
 ) -> EngineOptions:
     """An engine of a batch size, fixed or the most that its pacer may set.
 
     Args:
         slo: objectives in milliseconds, for the pacer.
+        flag: that the size was given with.
     """
     if not 1 <= size <= 1024:
-        raise ConfigError(f"must be in 1…1024, got {size}", "--batch-size")
+        raise ConfigError(f"must be in 1…1024, got {size}", flag)
     return engine_options(
         model=model,
         # The budget has a token for every running request.
