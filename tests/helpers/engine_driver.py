@@ -43,13 +43,13 @@ class Seen:
 class Driver:
     """An engine over a FakeExecutor, checked after every step."""
 
-    def __init__(self, *, cache=None, depth=1, clock=None, slots=4, budget=64, pacer=None, **more) -> None:
+    def __init__(self, *, cache=None, depth=1, clock=None, slots=4, budget=64, pacer=None, gate=None, **more) -> None:
         worker = {name: more.pop(name) for name in ("num_blocks", "max_model_len") if name in more}
         options = CacheOptions(block_size=8, **(cache or {}))
         scheduling = SchedulerOptions(max_num_seqs=slots, max_num_batched_tokens=budget, in_flight_depth=depth, **more)
         self.executor = FakeExecutor(slots=slots, budget=budget, depth=depth or 2, block_size=8, **worker)
         timing = {"clock": clock} if clock else {}
-        self.core = EngineCore(self.executor, options, scheduling, pacer=pacer, **timing)
+        self.core = EngineCore(self.executor, options, scheduling, pacer=pacer, gate=gate, **timing)
         self.seen: dict[int, Seen] = {}
         self.steps = 0
 
