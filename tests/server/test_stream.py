@@ -72,6 +72,17 @@ def test_news_are_written_before_put_returns() -> None:
     run(test, choices=2)
 
 
+def test_the_first_news_are_written_as_they_come_with_the_beginning() -> None:
+    async def test(stream: RequestStream, writer: Writer, reader: asyncio.Task[None]) -> None:
+        stream.begin()
+        put(stream, "a")
+        assert writer.written == [(0, "a")]
+        put(stream, "b", last=True)
+        await reader
+
+    run(test)
+
+
 def test_what_came_before_the_reader_is_written_first() -> None:
     async def main() -> None:
         stream, writer = RequestStream(1, 1, lambda stream: None), Writer()

@@ -223,7 +223,7 @@ class RequestStream:
     def begin(self) -> None:
         """Called by the client: an engine has begun with it."""
         self._begun = True
-        if not self._patient:
+        if not self._patient and self._write is None:  # a reader of news is not woken for nothing
             self._wake()
 
     def put(self, increment: Increment) -> None:
