@@ -288,6 +288,7 @@ class Explained(msgspec.Struct, frozen=True, array_like=True, tag="explained", k
             tokens that the request computed in each step, and rows and tokens of the step. inf: not known yet.
         left_out: earlier steps that ran it.
         own_seconds: of the seconds of all its steps, its share by tokens.
+        seconds: that this answer took.
     """
 
     ask: int
@@ -310,6 +311,7 @@ class Explained(msgspec.Struct, frozen=True, array_like=True, tag="explained", k
     tokens: bytes = b""
     left_out: int = 0
     own_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class PacerLog(msgspec.Struct, frozen=True, array_like=True, tag="pacer_log"):
@@ -318,11 +320,13 @@ class PacerLog(msgspec.Struct, frozen=True, array_like=True, tag="pacer_log"):
     Attributes:
         now: on the engine's clock.
         decisions: `pacer.base.Decision`s as msgpack; None: there is no pacer.
+        seconds: that this answer took.
     """
 
     ask: int
     now: float
     decisions: bytes | None
+    seconds: float = 0.0
 
 
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="outputs", kw_only=True):

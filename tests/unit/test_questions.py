@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from noria.frontend.questions import Questions
 from noria.messages import AskPacer, Control, Explain, Explained, PacerLog
 
@@ -30,6 +32,26 @@ def test_an_answer_finds_its_question() -> None:
         assert (await second) == PacerLog(2, 3.0, None)
 
     asyncio.run(main())
+
+
+def test_an_engine_that_took_long_is_left_alone_for_a_while() -> None:
+    async def main() -> list[float]:
+        sent: list[Any] = []
+        rests: list[float] = []
+
+        async def rest(seconds: float) -> None:
+            rests.append(seconds)
+
+        questions = Questions(sent.append, rest, lambda: 7.0)
+        for number, seconds in enumerate((0.0, 0.02, 5.0, 0.0), 1):
+            asked = asyncio.ensure_future(questions.explain(5))
+            await settle()
+            assert len(sent) == number
+            questions.answered((Explained(ask=number, now=0.0, seconds=seconds),))
+            assert await asked is not None
+        return rests
+
+    assert asyncio.run(main()) == pytest.approx([0.18, 0.9])  # five seconds may be a clock that jumped
 
 
 def test_an_engine_that_does_not_answer() -> None:

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from noria.cache.checks import check_cache
 from noria.cache.manager import make_manager
 from noria.config import CacheOptions, SchedulerOptions
@@ -33,6 +35,7 @@ from noria.messages import (
     EngineInfo,
     EngineStats,
     Explain,
+    Explained,
     Finished,
     FinishReason,
     Outlook,
@@ -158,12 +161,16 @@ class EngineCore:
             self._control(message)
         elif isinstance(message, Vocabulary):
             self._executor.load_vocabulary(message)
-        elif isinstance(message, Explain):
-            self._history.now = self._clock()
-            self._outputs.answers.append(explain(self._history, message.ask, message.request_id))
-        elif isinstance(message, AskPacer):
-            decisions = None if self._pacing is None else self._pacing.decisions()
-            self._outputs.answers.append(PacerLog(message.ask, self._clock(), decisions))
+        elif isinstance(message, (Explain, AskPacer)):
+            self._outputs.answers.append(self._answer(message))
+
+    def _answer(self, question: Explain | AskPacer) -> Explained | PacerLog:
+        now = self._history.now = self._clock()
+        if isinstance(question, Explain):
+            made: Explained | PacerLog = explain(self._history, question.ask, question.request_id)
+        else:
+            made = PacerLog(question.ask, now, None if self._pacing is None else self._pacing.decisions())
+        return replace(made, seconds=self._clock() - now)
 
     def step(self) -> StepOutputs | None:
         """One turn. Returns what there is to say, if anything.

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 
 from noria.messages import AskPacer, Control, Explain, Explained, PacerLog, ToEngine
 
+_REST = 9.0  # times as long as an answer took the engine before it is asked again: steps lose a tenth at most
+_LONGEST = 0.1  # seconds of an answer that count
 ANSWER_SECONDS = 5.0  # that an engine has, which may be in the middle of a long step
 
 
 class Questions:
-    """Args: `send`: to the engine."""
+    """Args: `send`: to the engine. `rest`: lets seconds pass."""
 
-    def __init__(self, send: Callable[[ToEngine], None]) -> None:
+    def __init__(
+        self,
+        send: Callable[[ToEngine], None],
+        rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._send = send
+        self._rest = rest
+        self._clock = clock
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Explained | PacerLog | None]] = {}
-        self._turn = asyncio.Lock()  # one at a time: each costs the engine a millisecond or so
+        self._turn = asyncio.Lock()  # one at a time: each costs the engine a millisecond, or many
+        self._again = 0.0  # when it may be asked again
         self._stats: list[asyncio.Future[None]] = []
 
     async def explain(self, request_id: int, timeout: float = ANSWER_SECONDS) -> Explained | None:
@@ -33,11 +44,17 @@ class Questions:
 
     async def _ask(self, make: Callable[[int], ToEngine], timeout: float) -> Explained | PacerLog | None:
         async with self._turn:
+            if (early := self._again - self._clock()) > 0.0:
+                await self._rest(early)
             number = next(self._numbers)
-            future = self._asked[number] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Explained | PacerLog | None] = asyncio.get_running_loop().create_future()
+            self._asked[number] = future
             self._send(make(number))
             try:
-                return await asyncio.wait_for(future, timeout)
+                answer = await asyncio.wait_for(future, timeout)
+                if answer is not None:
+                    self._again = self._clock() + _REST * min(answer.seconds, _LONGEST)
+                return answer
             except asyncio.TimeoutError:
                 return None
             finally:
