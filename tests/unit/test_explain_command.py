@@ -150,3 +150,9 @@ def test_what_goes_wrong_is_said(url: str, capsys: pytest.CaptureFixture[str]) -
     assert "is no Noria server" in explain(capsys, "cmpl-1", "--url", url, status=2)
     assert "--url" in explain(capsys, "cmpl-1", "--url", "localhost:1", status=2)
     assert "no server answers" in explain(capsys, "cmpl-1", "--url", "http://127.0.0.1:1", status=2)
+
+
+def test_another_server_that_answers_everything(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Stub.answers = dict.fromkeys(("/debug/requests/cmpl-1", "/debug/requests"), (200, {"status": "ok"}))
+    assert "is no Noria server" in explain(capsys, "cmpl-1", "--url", url, status=2)
+    assert "is no Noria server" in explain(capsys, "--url", url, status=2)

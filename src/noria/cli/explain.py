@@ -46,7 +46,7 @@ def explain(
     path = "/debug/requests" if request is None else f"/debug/requests/{quote(request, safe='')}"
     if choice is not None:
         path += f"?choice={choice}"
-    found = ask(url, path, api_key)
+    found = ask(url, path, api_key, "data" if request is None else "choices")
     console = Console(highlight=False)
     if json:
         typer.echo(json_module.dumps(found, indent=2))
@@ -56,8 +56,8 @@ def explain(
         _tell(console, found, steps)
 
 
-def ask(url: str, path: str, api_key: str | None) -> dict[str, Any]:
-    """What a server answers. Raises NoriaError that says what is wrong, and what to do."""
+def ask(url: str, path: str, api_key: str | None, part: str) -> dict[str, Any]:
+    """What a server answers, a list of `part` in it. Raises NoriaError that says what is wrong, and what to do."""
     import httpx
 
     base = url.rstrip("/").removesuffix("/v1")
@@ -72,7 +72,7 @@ def ask(url: str, path: str, api_key: str | None) -> dict[str, Any]:
     if response.status_code == 401:
         raise NoriaError(f"{base} asks for a key: --api-key")
     made = _decoded(response)
-    if response.status_code == 200 and made is not None:
+    if response.status_code == 200 and made is not None and isinstance(made.get(part), list):
         return made
     message = (made or {}).get("error", {})
     said = message.get("message") if isinstance(message, dict) else None
