@@ -247,3 +247,20 @@ def test_a_user_without_a_home_has_a_pacer_that_keeps_nothing(measuring, monkeyp
     pacer.close()
     assert pacer.monitor.device.share(1.0) is not None
     assert "name one with NORIA_HOME" in caplog.text
+
+
+def test_what_began_anew_is_kept_as_soon_as_it_is_worth_it(measuring):
+    pacer = pacer_of()
+    teach(pacer, 5000)
+    pacer.close()
+    again = pacer_of()
+    model = again.learned.model
+    assert model.steps == 5000
+    for _ in range(600):  # which nothing explains
+        model.learn(StepShape(1, 10), 2e-6)
+        model.learn(StepShape(1, 10), 3000.0)
+    assert model.steps < 5000
+    again.turn(BUSY, 100.0)
+    teach(again, 100, start=200.0)
+    again.close()
+    assert 100 <= load(make_key("there-is-no-such-model", WORKER)).steps < 5000

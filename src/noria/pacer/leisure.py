@@ -64,6 +64,8 @@ class Memory:
 
     def keep(self, now: float) -> None:
         """If there is enough that is new, once a minute at most."""
+        if self._model.steps < self._steps:  # it has begun anew
+            self._steps = 0
         if now - self._at >= _EVERY and self._model.steps >= self._steps + _WORTH:
             self._at, self._steps = now, self._model.steps
             save(self._key, self._model.fit)
