@@ -83,7 +83,8 @@ def test_times_of_phases_and_requests() -> None:
         ([{"name": "a", "length": 1.0, "requests": []}], "phase 'a' are not in order"),
         ([{"name": "a", "length": 1.0, "requests": [[0.5, 1, 1], [0.2, 1, 1]]}], "phase 'a' are not in order"),
         ([{"name": "a", "length": 1.0, "requests": [[1.5, 1, 1]]}], "not in order within it"),
-        ([{"name": "a", "length": 1.0, "requests": [[0.5, 0, 1]]}], "a request without tokens"),
+        ([{"name": "a", "length": 1.0, "requests": [[0.5, 0, 1]]}], r"cannot be used: Expected `int` >= 1"),
+        ([{"name": "a", "length": 1.0, "requests": [[0.5, 10**9, 1]]}], r"cannot be used: Expected `int` <= 1048576"),
         ([{"name": "a", "length": 1.0, "requests": [[0.5, 1]]}], "cannot be used"),
     ],
 )
@@ -91,6 +92,33 @@ def test_what_is_no_trace_is_refused(phases: list[Any], message: str) -> None:
     raw = msgspec.to_builtins(tiny_trace()) | {"phases": phases}
     with pytest.raises(ConfigError, match=message):
         read_trace(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttft_place", 1e308),
+        ("tpot_place", -1.0),
+        *(("calibration", {name: 0}) for name in ("requests", "prompt", "output", "small")),
+        ("calibration", {"large": 5000}),
+    ],
+)
+def test_numbers_of_a_trace_have_ranges(field: str, value: Any) -> None:
+    raw: dict[str, Any] = msgspec.to_builtins(tiny_trace())
+    raw[field] = raw[field] | value if isinstance(value, dict) else value
+    with pytest.raises(ConfigError, match=r"cannot be used: Expected `(int|float)` [<>]= "):
+        read_trace(json.dumps(raw).encode())
+
+
+def test_names_of_phases_are_texts(tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = json.loads(small.read_text(encoding="utf-8"))
+    raw["phases"][0]["name"] = "[/b]<script>"
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    html = tmp_path / "odd.html"
+    assert bench("--simulate", "--trace", str(path), "--no-pacer", "--sizes", "4", "--html", str(html)) == 0
+    assert "[/b]<script>" in capsys.readouterr().out
+    assert "<script>" not in html.read_text(encoding="utf-8")
 
 
 def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from noria.bench.limits import ARITHMETICS, MachineLimits
@@ -20,9 +21,9 @@ def make_console() -> Console:
 
 def make_table(title: str, *columns: str, left: int = 1) -> Table:
     """A table whose first `left` columns are text."""
-    table = Table(title=title or None, title_justify="left", header_style="bold")
+    table = Table(title=escape(title) or None, title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+        table.add_column(escape(column), justify="left" if index < left else "right", no_wrap=True)
     return table
 
 

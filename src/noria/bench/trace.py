@@ -11,35 +11,40 @@ import hashlib
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from noria.bench.charts import Span
 from noria.bench.http import Record
 from noria.errors import ConfigError
 
 Row = tuple[float, int, int]  # units after the start of its phase, prompt tokens, output tokens
+Batch = Annotated[int, Meta(ge=1, le=1024)]
+Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Place = Annotated[float, Meta(ge=0, le=1)]
 _FILE = "data/adaptive.json"
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the calibration runs: all requests at once, with each of two batch sizes."""
 
-    requests: int
-    prompt: int
-    output: int
-    small: int
-    large: int
+    requests: Annotated[int, Meta(ge=1, le=100_000)]
+    prompt: Tokens
+    output: Tokens
+    small: Batch
+    large: Batch
 
 
 class TracePhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of the trace: its length in units, and its requests in the order of arrival."""
 
     name: str
-    length: float
-    requests: list[Row]
+    length: Annotated[float, Meta(le=1e6)]
+    requests: list[tuple[float, Tokens, Tokens]]
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +58,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     about: str
     calibration: Load
-    ttft_place: float
-    tpot_place: float
+    ttft_place: Place
+    tpot_place: Place
     phases: list[TracePhase]
 
     def rows(self) -> list[Row]:
@@ -82,10 +87,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one batch size gave under the calibration's load. Seconds, medians over the requests."""
 
-    batch: int
-    request: float  # wall time by the number of requests
-    ttft: float
-    tpot: float
+    batch: Batch
+    request: Annotated[float, Meta(gt=0, le=1e6)]  # wall time by the number of requests
+    ttft: Seconds
+    tpot: Seconds
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,8 +127,6 @@ def read_trace(text: bytes, name: str = "the trace") -> Trace:
         times = [at for at, _, _ in phase.requests]
         if not times or times != sorted(times) or times[0] < 0 or times[-1] >= phase.length:
             raise ConfigError(f"{name}: the requests of phase {phase.name!r} are not in order within it", "--trace")
-        if min(min(prompt, output) for _, prompt, output in phase.requests) < 1:
-            raise ConfigError(f"{name}: phase {phase.name!r} has a request without tokens", "--trace")
     if not trace.phases:
         raise ConfigError(f"{name} has no phases", "--trace")
     return trace
