@@ -225,7 +225,7 @@ def test_a_static_batch_waits_for_its_timeout_and_runs_to_its_end():
 
 
 def test_a_full_static_batch_does_not_wait():
-    driver = Driver(slots=2, continuous=False, static_timeout=1e6)
+    driver = Driver(slots=2, continuous=False, static_timeout=3600.0)
     for number in (1, 2, 3):
         driver.submit(number, other(number), max_tokens=2)
     driver.step()
