@@ -7,7 +7,7 @@ from collections import OrderedDict
 from noria.frontend.course import Course
 
 MOST_COURSES = 1000
-_MOST_CHOICES = 10_000  # of all of them together
+_MOST_CHOICES = 2 * MOST_COURSES  # of all of them together; an engine remembers no more than half as many
 _PREFIXES = ("", "chatcmpl-", "cmpl-")  # a client's own request_id comes after one of them
 _TRIES = 4
 
