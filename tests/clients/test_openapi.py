@@ -58,6 +58,9 @@ PATHS = (
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/openapi.json"),
+    ("GET", "/debug/requests"),
+    ("GET", "/debug/requests/{id}"),
+    ("GET", "/debug/pacer"),
 )
 
 
