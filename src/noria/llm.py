@@ -23,7 +23,7 @@ import msgspec
 
 from noria.config import EngineOptions, engine_options
 from noria.engine.core import EngineCore
-from noria.errors import EngineError, InvalidRequestError
+from noria.errors import ConfigError, EngineError, InvalidRequestError
 from noria.files.generation import GenerationDefaults, load_generation_defaults
 from noria.frontend.client import EngineClient
 from noria.frontend.detokenizer import Pieces
@@ -95,6 +95,8 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         options = engine_options(model, **settings)
+        if options.pacer.admission == "slo":
+            raise ConfigError("nobody can come again later in this process: leave it out", "--admission")
         files = find_model(model)
         self.model = files.name
         self.tokenizer = load_tokenizer(files)

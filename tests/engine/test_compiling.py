@@ -96,8 +96,9 @@ def test_a_grammar_that_fails_ends_its_request_alone(error):
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_aborted_while_it_compiles(failing):
-    driver = Driver()
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_aborted_while_it_compiles(failing, prefetch):
+    driver = Driver(prefetch=prefetch)
     (late,) = held(driver, "late")
     driver.submit(1, PROMPT, grammar="late")
     driver.step()
@@ -147,23 +148,6 @@ def test_compiled_at_admission_with_nothing_else_to_do():
     driver.run()
     assert driver.finish(1).reason == "length"
     assert "it is bad" in driver.finish(2).message
-
-
-@pytest.mark.parametrize("failing", [False, True])
-def test_aborted_while_it_compiles_at_admission(failing):
-    driver = Driver(prefetch=False)
-    (late,) = held(driver, "late")
-    driver.submit(1, PROMPT, grammar="late")
-    driver.step()
-    driver.abort(1)
-    if failing:
-        late.set_exception(GrammarError("no"))
-    else:
-        late.set_result("late")
-    driver.run()
-    assert driver.seen == {}
-    assert driver.core.stats.waiting == 0
-    assert not driver.core.has_work
 
 
 def test_a_second_submission_under_one_id_is_ignored():

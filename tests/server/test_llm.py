@@ -129,6 +129,11 @@ def test_bad_settings_are_refused_before_anything_is_loaded(tiny: str) -> None:
         LLM("/nowhere/at/all")
 
 
+def test_admission_is_for_servers() -> None:
+    with pytest.raises(ConfigError, match="--admission"):
+        LLM("smollm2", admission="slo", slo_ttft_ms=500)
+
+
 def test_closing_ends_all_threads(tiny: str) -> None:
     before = set(threading.enumerate())
     made = LLM(tiny, num_blocks=50, threads=1)

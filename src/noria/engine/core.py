@@ -22,7 +22,7 @@ from noria.engine.forecast import Forecast
 from noria.engine.grammars import Compiling
 from noria.engine.history import History, Planned, without
 from noria.engine.outputs import Outputs
-from noria.engine.pacing import Pacing
+from noria.engine.pacing import Pacing, Shapes
 from noria.engine.request import RefusedRequest, Request, make_request
 from noria.engine.scheduler import Scheduler
 from noria.engine.shedding import Shedding
@@ -88,6 +88,7 @@ class EngineCore:
         self._scheduler = Scheduler(self._manager, scheduler, slots, self._history)
         self._pacing = None if pacer is None else Pacing(pacer, self._scheduler)
         self._shedding = None if gate is None else Shedding(gate, self._scheduler, scheduler.policy)
+        self._shapes = Shapes()
         self._off = PacerStats(slots, scheduler.max_num_batched_tokens)
         self._compiling = Compiling(executor.compile_grammar)
         self._executor = executor
@@ -242,10 +243,12 @@ class EngineCore:
         collected = self._clock()
         if self._depth > 1:  # otherwise no step is planned ahead of a time that would have to be known
             self._forecast.learn(oldest.plan, collected - self._began)
-        if self._pacing is not None:
-            self._pacing.collected(oldest, collected - self._turned, collected)
-        if self._shedding is not None:
-            self._shedding.collected(oldest, collected - self._turned, collected)
+        if self._pacing is not None or self._shedding is not None:
+            shape, seconds = self._shapes.next(oldest.plan), collected - self._turned
+            if self._pacing is not None:
+                self._pacing.collected(shape, seconds, collected)
+            if self._shedding is not None:
+                self._shedding.collected(oldest, shape, seconds, collected)
         self._began = self._turned = self._history.now = collected
         self._history.ran()
         self._scheduler.update(oldest, result, collected, self._outputs)

@@ -11,7 +11,6 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from noria.engine.flight import Flight
 from noria.engine.request import Request
 from noria.engine.scheduler import Scheduler
 from noria.pacer.base import StepShape
@@ -35,7 +34,6 @@ class Pacing:
     def __init__(self, pacer: Pacer, scheduler: Scheduler) -> None:
         self.pacer = pacer
         self._scheduler = scheduler
-        self._shape = StepShape()  # of the last step that has ended
         self._failed = False
         self._most = scheduler.sizes
         self._ended = (0, 0)  # requests that had, and their tokens, when the pacer was told last
@@ -46,19 +44,12 @@ class Pacing:
         if not request.output_length:
             self.pacer.arrived(request.prompt_length, now)
 
-    def collected(self, flight: Flight, seconds: float, now: float) -> None:
-        """The results of the oldest step are there, so long after its turn began. To be told of every step."""
-        plan = flight.plan
-        if plan.repeats:
-            last = self._shape
-            context = last.decode_context + last.decode_rows
-            self._shape = StepShape(last.decode_rows, context)
-        else:
-            self._shape = shape_of(plan)
+    def collected(self, shape: StepShape, seconds: float, now: float) -> None:
+        """The results of the oldest step are there, so long after its turn began."""
         if self._failed:
             return
         try:
-            self.pacer.stepped(self._shape, seconds, now)
+            self.pacer.stepped(shape, seconds, now)
         except Exception as error:
             self._fail(error)
 
@@ -108,6 +99,22 @@ class Pacing:
             waiting_prompt=computed * sum(first) / len(first) if first else 0.0,
             cache=blocks.held / max(1, blocks.total),
         )
+
+
+class Shapes:
+    """What the steps compute, one after the other. A step that repeats the one before it costs no look at its rows."""
+
+    def __init__(self) -> None:
+        self._last = StepShape()
+
+    def next(self, plan: StepPlan) -> StepShape:
+        """Of the next step. To be told of every step."""
+        last = self._last
+        if plan.repeats:
+            self._last = StepShape(last.decode_rows, last.decode_context + last.decode_rows)
+        else:
+            self._last = shape_of(plan)
+        return self._last
 
 
 def shape_of(plan: StepPlan) -> StepShape:

@@ -15,10 +15,10 @@ from noria.config import Policy
 from noria.engine.ahead import Before, make_ahead
 from noria.engine.flight import Flight
 from noria.engine.history import Cause
-from noria.engine.pacing import shape_of
 from noria.engine.request import Request, State
 from noria.engine.scheduler import Scheduler
 from noria.messages import Finished, Outlook, Shed
+from noria.pacer.base import StepShape
 from noria.pacer.gate import Gate
 from noria.pacer.outlook import Miss, Scene, Speed
 
@@ -71,10 +71,10 @@ class Shedding:
                 computed = request.prompt_length - request.cached_tokens
                 self._gate.started(request.to_compute, computed)
 
-    def collected(self, flight: Flight, seconds: float, now: float) -> None:
+    def collected(self, flight: Flight, shape: StepShape, seconds: float, now: float) -> None:
         """The results of the oldest step are there, so long after its turn began."""
         self._under_way -= 1
-        self._gate.stepped(shape_of(flight.plan), seconds)
+        self._gate.stepped(shape, seconds)
         for request, computed in flight.progress:
             if request.first is None and computed >= request.prompt_length:
                 request.first = now

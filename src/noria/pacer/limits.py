@@ -6,7 +6,6 @@ Measured once per machine, in an idle moment, and kept in a file; start-up never
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from noria import _native
+from noria.files.replace import replace_file
 from noria.files.resolve import home_dir
 from noria.observe.cgroup import available_memory
 from noria.pacer.base import StepShape
@@ -203,11 +203,7 @@ class KnownLimits:
         best = known[machine] = limits if before is None else before.better(limits)
         latest = dict(list(known.items())[-_MOST_KNOWN:])
         try:
-            path = self.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_name(f"{path.name}.{os.getpid()}")
-            scratch.write_bytes(msgspec.json.format(msgspec.json.encode(latest)))
-            scratch.replace(path)
+            replace_file(self.path, msgspec.json.format(msgspec.json.encode(latest)))
         except OSError as error:
             _log.info("the machine's limits cannot be kept: %s", error)
         return best
@@ -225,6 +221,11 @@ def _rates(limits: DeviceLimits) -> list[float]:
     return [limits.read, *limits.products.values()]
 
 
+def processor_name() -> str:
+    """The processor, as it calls itself."""
+    return str(_native.topology()["cpu_model"])
+
+
 def machine_name(isa: str, threads: int) -> str:
     """What limits depend on: processor, instruction set, threads."""
-    return f"{_native.topology()['cpu_model']}, {isa}, {threads} threads"
+    return f"{processor_name()}, {isa}, {threads} threads"

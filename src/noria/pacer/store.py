@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import platform
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +16,9 @@ import msgspec
 import numpy as np
 
 from noria.errors import NoriaError
+from noria.files.replace import replace_file
 from noria.files.resolve import home_dir, resolve
+from noria.pacer.limits import processor_name
 from noria.pacer.steptime import FEATURES, SIZES, Fit, profile_id
 from noria.plan import WorkerInfo
 
@@ -85,7 +84,7 @@ def make_key(model: str, info: WorkerInfo) -> Key:
         backend=info.backend,
         isa=info.isa,
         threads=info.threads,
-        processor=_processor(),
+        processor=processor_name(),
     )
 
 
@@ -111,16 +110,7 @@ def save(key: Key, fit: Fit) -> bool:
     stored = _Stored(format=_FORMAT, profile=profile_id(), key=key, **fit._asdict())
     try:
         folder = step_times_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode(stored))
-            os.replace(name, folder / key.file)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
+        replace_file(folder / key.file, msgspec.json.encode(stored))
         _tidy(folder)
     except OSError as error:
         _log.warning("step times are not kept for the next start: %s", error)
@@ -163,14 +153,3 @@ def _least(information: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> fl
     """Smallest eigenvalue as a share of the largest."""
     values = np.linalg.eigvalsh(information)
     return float(values[0] / max(values[-1], 1e-300))
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
-            for line in info:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
